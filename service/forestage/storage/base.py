@@ -99,9 +99,9 @@ class Storage(ABC):
 
     @abstractmethod
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
-        """Store one page, whole or not at all; `shards[s]` has exactly `Component.bytes` bytes. Replaces what was there.
+        """Store one page, whole or not at all; `shards[s]` has exactly `Component.bytes` bytes.
 
-        Raises StorageUnavailableError or OSError.
+        Replaces what was there. Raises StorageUnavailableError or OSError.
         """
 
     @abstractmethod
