@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 from forestage.core.layout import ModelLayout
 
@@ -52,20 +51,23 @@ class ReadOutcome(StrEnum):
     ERROR = "error"  # this page is unreadable
     UNREACHABLE = "unreachable"  # the storage as a whole did not answer
     STALLED = "stalled"  # no progress for the stall timeout: given up, but its buffers are still in use
-    STOPPED = "stopped"  # not begun, because `PageRead.stopped` was set
+    STOPPED = "stopped"  # not begun or not finished, because `PageRead.stopped` was set or the call cancelled
 
 
 @dataclass(slots=True, eq=False)
 class PageRead:
     """One page of one component to be read: `views[s]` takes shard s and has exactly `Component.bytes` bytes.
 
-    `stopped` may be set by the event loop at any time: a read that has not begun then ends as STOPPED.
+    `stopped` may be set by the event loop at any time: a read that has not begun then ends as STOPPED, and so may one
+    between two shards or chunks. `progress` is raised by the storage when it begins the page and with every chunk
+    that arrives; only its changes mean something: a read whose `progress` stands still is stalled, not slow.
     """
 
     component_index: int
     key: bytes
     views: tuple[memoryview, ...]
     stopped: bool = False
+    progress: int = 0
 
 
 Report = Callable[[int, ReadOutcome], None]
@@ -78,9 +80,15 @@ class Storage(ABC):
     those at once. Values are whole or absent; a missing key is an outcome, not an error.
     """
 
-    kind: ClassVar[str]
+    kind: str
     batch_bytes: int = 2 << 20
     batches_in_flight: int = 4
+
+    async def open(self) -> None:  # noqa: B027  (optional: most storages need nothing)
+        """Make ready before the first call. Raises StartError for what only an operator can change.
+
+        An L3 that is merely unreachable is no such thing: it may come later.
+        """
 
     @abstractmethod
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
@@ -94,19 +102,30 @@ class Storage(ABC):
         """Read pages in order into their views; call `report(index, outcome)` exactly once for each.
 
         `report` may be called from any thread, soon after each page and not only at the end. Returns only when
-        nothing writes to any view any more; a cancelled call keeps that promise (it ends its reads first).
+        nothing writes to any view any more; a cancelled call keeps that promise (it ends its reads first) and
+        reports what it did not read as STOPPED. Trouble with a page or with L3 is an outcome, never raised.
+        """
+
+    def stalled(self, reads: Sequence[PageRead]) -> None:  # noqa: B027  (optional)
+        """Learn that the batch `reads` shows no progress: free what it blocks for others, end it if that is possible.
+
+        Called by the wrapper with the very sequence `read_into` was given, while that call is still running.
         """
 
     @abstractmethod
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
         """Store one page, whole or not at all; `shards[s]` has exactly `Component.bytes` bytes.
 
-        Replaces what was there. Raises StorageUnavailableError or OSError.
+        Replaces what was there. The buffers are in use until the call returns, cancelled or not.
+        Raises StorageUnavailableError or OSError.
         """
 
     @abstractmethod
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
-        """Remove all shards of a page; say whether there was anything."""
+        """Remove all shards of a page; say whether there was anything.
+
+        Raises StorageUnavailableError or OSError.
+        """
 
     @abstractmethod
     async def aclose(self) -> None:
