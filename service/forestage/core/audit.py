@@ -1,0 +1,33 @@
+"""Recount everything the engine holds: what tests call at teardown, and an idle service now and then."""
+
+from collections import Counter
+
+from forestage.core.engine import Engine
+from forestage.core.job import JobState
+
+__all__ = ["check_integrity"]
+
+
+def check_integrity(engine: Engine) -> None:
+    """Raise RuntimeError with the numbers if any law of the engine or its parts is broken. O(capacity)."""
+    for name, pool in engine.pools.items():
+        pool.check_integrity()
+        for c, index in enumerate(pool.index):
+            held = Counter[int]()
+            for job in engine.live:
+                if job.layout.name == name:
+                    held.update(job.holds[c].values())
+            for lease in engine.leases:
+                if lease.model == name:
+                    held.update(lease.slots[c])
+            index.check_holds(held)
+    engine.admission.check_integrity()
+    if engine.admission.running + engine.admission.waiting != len(engine.live):
+        raise RuntimeError(f"{len(engine.live)} live jobs, admission knows {engine.admission.running} running ones")
+    for job in engine.live:
+        job.check_integrity()
+        loads = [load for pending in job.pending for load in pending.values()]
+        if job.state is JobState.LOADING and not loads:
+            raise RuntimeError(f"a job waits for nothing: {job.lengths()}")
+        if any(job not in load.subscribers for load in loads):
+            raise RuntimeError("a job waits for a load that does not know it")

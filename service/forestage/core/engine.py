@@ -1,0 +1,409 @@
+"""All state of prefetching and every decision about it, without any I/O.
+
+The engine is told what happened (a request, a probe's answer, a page read, a stop, the time) and changes jobs, slots,
+index, loads and leases in one step. What has to be done outside it leaves as effects: `probes` to ask,
+`next_batch` to read, `finished` jobs to announce, `next_time` to be woken at. Times are seconds of one
+monotonic clock.
+
+Law: between calls every slot has one owner (see ModelPool), the admission budget covers exactly the live jobs, and
+every job that is not done is queued, waits for a probe, or has pending loads. core.audit recounts all of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from forestage.core.admission import Admission
+from forestage.core.errors import ConflictError, NotFoundError, StoppingError
+from forestage.core.holdings import hold, keep, release, unwant, waiting_loads, want
+from forestage.core.job import Job, JobState, Lengths, PrefetchRequest, Reason, Timing
+from forestage.core.layout import ModelLayout
+from forestage.core.leases import Lease, Leases
+from forestage.core.loads import Load
+from forestage.core.model_pool import ModelPool
+from forestage.core.outcome import outcome_of, shortfall_of
+from forestage.core.plan import Plan
+from forestage.core.prefix import PageStatus, PrefixMap
+from forestage.core.read_queue import ReadQueue
+from forestage.core.timers import Timers
+
+__all__ = ["Engine", "EngineSettings"]
+
+Masks = Sequence[bytes | bytearray]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Limits and times (seconds) of the engine; see the configuration reference for each."""
+
+    budget_bytes: int
+    queue_limit: int = 1024
+    settle_s: float = 0.02
+    keep_done_s: float = 60.0
+    max_lease_s: float = 600.0
+
+
+class Engine:
+    """One owner of all jobs, slots and leases. Not thread-safe: one thread calls it."""
+
+    def __init__(self, pools: Mapping[str, ModelPool], settings: EngineSettings) -> None:
+        self.pools = pools
+        self.settings = settings
+        self.jobs: dict[str, Job] = {}
+        self.leases = Leases(pools, settings.max_lease_s)
+        self.admission = Admission(settings.budget_bytes, settings.queue_limit)
+        self.stopping = False
+        self.probes: deque[Job] = deque()
+        self.finished: deque[Job] = deque()
+        self.live: set[Job] = set()
+        self._queue = ReadQueue()
+        self._timers: Timers[Callable[[float], None]] = Timers()
+
+    # ---- requests
+
+    def pool(self, model: str) -> ModelPool:
+        """Return the pool of a configured model; raises NotFoundError."""
+        try:
+            return self.pools[model]
+        except KeyError:
+            raise NotFoundError("no model of this name is configured", slug="unknown-model") from None
+
+    def submit(self, request: PrefetchRequest, now: float) -> Job:
+        """Start a job, or return the one that this request began before.
+
+        Raises NotFoundError (model), ConflictError (id used for another request), CapacityError (queue full) and
+        StoppingError, all before anything is taken.
+        """
+        digest = request.digest()
+        known = self.jobs.get(request.request_id)
+        if known is not None:
+            if known.digest != digest:
+                raise ConflictError("this request_id was used for a different request")
+            return known
+        pool = self.pool(request.model)
+        self._refuse_if_stopping()
+        deadline = now + request.deadline_ms / 1e3 if request.deadline_ms else None
+        job = Job(request, pool.layout, digest, Timing(now), deadline)
+        admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages))
+        self.jobs[request.request_id] = job
+        self.live.add(job)
+        if deadline is not None:
+            # A hybrid prefix may need its last read after the cut: leave time for it inside the deadline.
+            settle = min(self.settings.settle_s, (deadline - now) / 2) if pool.layout.tails else 0.0
+            self._timers.put(deadline - settle, partial(self._stop, job, Reason.DEADLINE))
+        if admitted:
+            self._start(job, now)
+        self._admit(now)
+        return job
+
+    def stop(self, job: Job, reason: Reason, now: float) -> None:
+        """End a job early: all reasons but `cancelled` settle and keep what is ready."""
+        self._stop(job, reason, now)
+        self._admit(now)
+
+    def forget(self, request_id: str, now: float) -> None:
+        """Cancel a job if it runs, release its lease, and forget it. Idempotent."""
+        job = self.jobs.pop(request_id, None)
+        if job is None:
+            return
+        self._stop(job, Reason.CANCELLED, now)
+        if job.lease is not None:
+            self.leases.release(job.lease.id)
+        self._admit(now)
+
+    def stop_all(self, now: float) -> None:
+        """Begin to stop: no new jobs, and every live one settles."""
+        self.stopping = True
+        for job in tuple(self.live):
+            self._stop(job, Reason.SHUTDOWN, now)
+
+    def measure(self, model: str, keys: Sequence[bytes], device_pages: int, masks: Masks | None) -> Plan:
+        """Say what a prefetch would find and be granted now. Holds nothing, changes no recency."""
+        pool = self.pool(model)
+        return pool.plan(pool.survey(keys, device_pages, masks))
+
+    def take_lease(
+        self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float
+    ) -> tuple[Lengths, Lease | None]:
+        """Lease the resident restorable prefix; L3 is not asked, so `stored` counts only what is resident."""
+        self.pool(model)
+        self._refuse_if_stopping()
+        lengths, lease = self.leases.take(model, keys, device_pages, lease_s, now)
+        if lease is not None:
+            self._timers.put(lease.expires_at, partial(self.leases.expire, lease))
+        return lengths, lease
+
+    def renew_lease(self, lease_id: str, lease_s: float, now: float) -> Lease:
+        """Give a lease another `lease_s` seconds from now; GoneError if it has ended."""
+        lease = self.leases.renew(lease_id, lease_s, now)
+        self._timers.put(lease.expires_at, partial(self.leases.expire, lease))
+        return lease
+
+    def _refuse_if_stopping(self) -> None:
+        if self.stopping:
+            raise StoppingError("the service is stopping", retry_after_s=5.0)
+
+    # ---- what happened outside
+
+    def probe_answered(self, job: Job, masks: Masks | None, now: float) -> None:
+        """L3 said what is there (one mask a component), or could not be asked (None). A late answer is ignored."""
+        if job.state is not JobState.PROBING:
+            return
+        if masks is None:
+            job.span_reason = Reason.STORAGE_UNAVAILABLE
+        else:
+            job.masks = [bytearray(mask) for mask in masks]
+        self._grant(job, self._survey(job, job.masks), now)
+        self._admit(now)
+
+    def next_batch(self, batch_bytes: int) -> tuple[ModelLayout, list[Load]] | None:
+        """Hand out the next pages to read, all of one model, in prefix order; None if nothing waits.
+
+        Each load must come back through `read_ended`, whatever happened to its read.
+        """
+        batch = self._queue.next_batch(batch_bytes)
+        if batch is not None:
+            pool = self.pools[batch[0].name]
+            for load in batch[1]:
+                pool.begin(load)
+        return batch
+
+    def read_ended(
+        self, model: str, load: Load, failure: Reason | None, now: float, *, untouched: bool = False
+    ) -> None:
+        """The storage has let go of the slot: the page is whole and verified, or failed for a reason.
+
+        `untouched` says that the read was stopped before it began.
+        """
+        pool = self.pools[model]
+        jobs = tuple(load.subscribers)
+        if not jobs:
+            pool.discard(load)
+        elif untouched:
+            # It was stopped for one that left, and somebody else has come since: it takes over.
+            pool.unbegin(load)
+            for job in jobs:
+                self._queue.add(job, (load,), in_front=True)
+        elif failure is not None:
+            pool.discard(load)
+            for job in jobs:
+                self._page_failed(job, load, failure, now)
+        else:
+            pool.publish(load)
+            for job in jobs:
+                self._page_arrived(job, load, now)
+        self._admit(now)
+
+    def read_stalled(self, model: str, load: Load, now: float) -> None:
+        """Nobody will wait for this read any more, but the storage still has the slot: `read_ended` must follow."""
+        self.pools[model].set_stalled(load)
+        jobs, load.subscribers = tuple(load.subscribers), []
+        for job in jobs:
+            self._page_failed(job, load, Reason.STORAGE_ERROR, now)
+        self._admit(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        while (action := self._timers.pop_due(now)) is not None:
+            action(now)
+        self._admit(now)
+
+    def next_time(self) -> float | None:
+        """Return when `tick` should be called next."""
+        return self._timers.next_time()
+
+    # ---- the life of a job
+
+    def _survey(self, job: Job, masks: Masks | None = None, *, loading: bool = True) -> PrefixMap:
+        return self.pools[job.layout.name].survey(job.keys, job.request.device_pages, masks, loading)
+
+    def _admit(self, now: float) -> None:
+        while (job := self.admission.next_job()) is not None:
+            self._start(job, now)
+
+    def _start(self, job: Job, now: float) -> None:
+        job.enter(JobState.PROBING)
+        job.timing.started = now
+        self._hold_host(job)
+        prefix = self._survey(job)
+        if prefix.largest_boundary(job.host, resident=True) == job.requested:
+            self._grant(job, prefix, now)  # L3 has nothing to add
+        else:
+            self.probes.append(job)
+
+    def _hold_host(self, job: Job) -> None:
+        pool, device_pages = self.pools[job.layout.name], job.request.device_pages
+        job.host = min(pool.index[c].resident_run(job.keys, device_pages) for c in job.layout.every_page)
+        job.stored = job.contiguous = job.host
+        for c in job.layout.every_page:
+            hold(pool, job, c, range(device_pages, job.host))
+
+    def _grant(self, job: Job, prefix: PrefixMap, now: float) -> None:
+        """Decide how much is read, and reserve all of it in this one step."""
+        pool = self.pools[job.layout.name]
+        plan = pool.plan(prefix)
+        job.host, job.stored, job.restorable, job.granted = plan.host, plan.stored, plan.restorable, plan.granted
+        job.timing.granted = now
+        if not plan.worth_reading(job.request.min_pages):
+            job.stop_reason = Reason.BELOW_MIN_PAGES
+            job.contiguous = plan.usable
+            self._end(job, now)
+            return
+        job.enter(JobState.LOADING)
+        job.cut_at = plan.granted
+        job.contiguous = min(plan.host, plan.granted)
+        for c in job.layout.every_page:
+            release(pool, job, c, [page for page in job.holds[c] if page >= plan.granted], drop_from=job.requested)
+        if plan.keep_usable:
+            job.ready = plan.usable
+        self._aim(job, prefix, plan.granted)
+        owned = [load for pending in job.pending for load in pending.values() if load.owner is job]
+        self.admission.set_promise(job, sum(job.layout.components[load.component].slot_bytes for load in owned))
+        self._queue.add(job, waiting_loads(job))
+        self._advance(job, now)
+
+    def _aim(self, job: Job, prefix: PrefixMap, target: int) -> None:
+        """Hold what is resident of the prefix up to `target`, and wait for the rest.
+
+        Everything resident is held before the first slot is taken, so a job never evicts its own pages; so are the
+        tail states of `ready`, that a job which said it has them can fall back on.
+        """
+        pool, status = self.pools[job.layout.name], prefix.status
+        ranges = prefix.ranges(target)
+        for c in job.layout.tails:
+            hold(pool, job, c, prefix.window(c, job.ready))
+        for c, pages in enumerate(ranges):
+            hold(pool, job, c, [page for page in pages if status[c][page] >= PageStatus.IDLE])
+        for c, pages in enumerate(ranges):
+            missing = (page for page in pages if status[c][page] < PageStatus.IDLE)
+            want(pool, job, c, [page for page in missing if page not in job.pending[c]])
+
+    def _page_arrived(self, job: Job, load: Load, now: float) -> None:
+        c, page = load.component, load.page
+        del job.pending[c][page]
+        job.holds[c][page] = load.slot
+        job.arrived_pages[c].add(page)
+        if not job.layout.components[c].is_tail:
+            (job.loaded_pages if load.reader is job else job.joined_pages).add(page)
+        self._advance(job, now)
+
+    def _page_failed(self, job: Job, load: Load, failure: Reason, now: float) -> None:
+        c, page = load.component, load.page
+        del job.pending[c][page]
+        if not job.layout.components[c].is_tail:
+            self._cut(job, page, failure, now)
+            return
+        if job.masks is not None:
+            job.masks[c][page] = 0  # no boundary that needs this state
+        self._cut(job, job.cut_at, failure, now)
+
+    def _advance(self, job: Job, now: float) -> None:
+        """Move the contiguous length on, and end the job when nothing is pending."""
+        every_page = job.layout.every_page
+        page = job.contiguous
+        while page < job.cut_at and all(page in job.holds[c] for c in every_page):
+            page += 1
+        job.contiguous = page
+        if not job.layout.tails:
+            job.ready = page
+        if not any(job.pending):
+            self._end(job, now)
+        elif job.stopped and job.settle_by is None and not any(job.pending[c] for c in every_page):
+            self._settle_until(job, now + self.settings.settle_s)
+
+    def _cut(self, job: Job, limit: int, reason: Reason, now: float) -> None:
+        """End the grant at `limit` pages, and aim at the largest boundary below that can still be reached."""
+        pool = self.pools[job.layout.name]
+        if not job.stopped or limit < job.cut_at:
+            job.stop_reason = reason
+        job.cut_at = limit
+        # What lies behind the cut goes back first, so that the settling read finds the job's own tail slots.
+        for c, component in enumerate(job.layout.components):
+            everything = 0 if component.is_tail else limit
+            self._unwant(job, c, [page for page in job.pending[c] if page >= everything])
+            release(pool, job, c, [page for page in job.holds[c] if page >= everything], drop_from=limit)
+        if job.layout.tails:
+            prefix = self._survey(job, job.masks)
+            target = prefix.largest_boundary(limit)
+            while target > job.ready and not pool.fits(prefix, target, job.ready):
+                target = prefix.largest_boundary(target - 1)
+            for c in job.layout.every_page:
+                self._unwant(job, c, [page for page in job.pending[c] if page >= target])
+            self._aim(job, prefix, target)
+            self._queue.add(job, waiting_loads(job), in_front=True)
+        self._advance(job, now)
+
+    def _unwant(self, job: Job, c: int, pages: Iterable[int]) -> None:
+        unwant(self.pools[job.layout.name], job, c, pages, self.admission.add_promise)
+
+    def _stop(self, job: Job, reason: Reason, now: float) -> None:
+        if job.done:
+            return
+        if reason is Reason.CANCELLED or job.state is not JobState.LOADING:
+            job.stop_reason = reason
+            self._end(job, now)
+        elif job.contiguous < job.cut_at or not job.stopped:
+            latest = now + self.settings.settle_s
+            self._settle_until(job, latest if job.deadline is None else max(now, min(latest, job.deadline)))
+            self._cut(job, job.contiguous, reason, now)
+
+    def _settle_until(self, job: Job, when: float) -> None:
+        job.settle_by = when
+        self._timers.put(when, partial(self._on_settle_due, job))
+
+    def _end(self, job: Job, now: float) -> None:
+        """Leave: the only way out of a job, whatever ended it."""
+        pool, device_pages = self.pools[job.layout.name], job.request.device_pages
+        cancelled = job.stop_reason is Reason.CANCELLED
+        kept = None
+        if not cancelled:
+            prefix = self._snap(job)
+            if job.ready > device_pages:
+                ranges = prefix.ranges(job.ready)
+                for c, pages in enumerate(ranges):
+                    hold(pool, job, c, pages)
+                kept = keep(job, ranges)
+        for c in range(len(pool.slots)):
+            self._unwant(job, c, list(job.pending[c]))
+            release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
+        if kept is not None:
+            seconds = job.request.lease_ms / 1e3
+            job.lease = self.leases.take_over(job.layout.name, device_pages, job.ready, kept, seconds, now)
+            self._timers.put(job.lease.expires_at, partial(self.leases.expire, job.lease))
+        self._queue.remove(job)
+        self.admission.leave(job)
+        self.live.discard(job)
+        job.timing.done = now
+        job.shortfall = shortfall_of(job)
+        job.outcome = outcome_of(job)
+        job.forget_pages()
+        job.enter(JobState.DONE)
+        self.finished.append(job)
+        self._timers.put(now + self.settings.keep_done_s, partial(self._forget_done, job))
+
+    def _snap(self, job: Job) -> PrefixMap:
+        """Set `ready` to the largest boundary that is whole in the pool now."""
+        pool = self.pools[job.layout.name]
+        prefix = self._survey(job, loading=False)
+        if job.timing.granted is None:
+            # L3 never answered; what is resident is usable all the same.
+            plan = pool.plan(prefix)
+            job.host = job.stored = plan.host
+            job.contiguous = job.restorable = job.granted = job.ready = plan.usable
+            return prefix
+        length = prefix.largest_boundary(min(job.contiguous, job.granted), resident=True)
+        while length > job.request.device_pages and any(
+            prefix.cost(c, length) > pool.room(c) for c in job.layout.tails
+        ):
+            length = prefix.largest_boundary(length - 1, resident=True)
+        job.ready = length
+        return prefix
+
+    def _on_settle_due(self, job: Job, now: float) -> None:
+        if not job.done and job.settle_by is not None and job.settle_by <= now:
+            self._end(job, now)
+
+    def _forget_done(self, job: Job, now: float) -> None:
+        if self.jobs.get(job.request.request_id) is job:
+            del self.jobs[job.request.request_id]

@@ -1,0 +1,71 @@
+"""What a job has of the pool: holds on resident pages, and loads that it waits for.
+
+Law: `job.holds[c][page]` is one hold on the slot of `keys[page]`; `job.pending[c][page]` is a load that the job
+subscribes to; no page is in both. A load has one owner among its subscribers, whose budget carries its slot.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from forestage.core.job import Job
+from forestage.core.loads import Load
+from forestage.core.model_pool import ModelPool
+
+__all__ = ["hold", "keep", "release", "unwant", "waiting_loads", "want"]
+
+
+def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
+    """Hold resident pages that the job does not hold yet."""
+    index, held = pool.index[c], job.holds[c]
+    wanted = {page: index.find(job.keys[page]) for page in pages if page not in held}
+    # A page that this very job brought is not "used" because the job looks at it again.
+    index.mark_used(slot for page, slot in wanted.items() if page not in job.arrived_pages[c])
+    index.hold(wanted.values())
+    held.update(wanted)
+
+
+def want(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
+    """Wait for pages that are not resident: join the load that is there, or reserve a slot and begin one."""
+    for page in pages:
+        load = pool.loads[c].get(job.keys[page])
+        if load is None:
+            load = pool.reserve(c, job.keys[page], page, job)
+        else:
+            pool.subscribe(load, job)
+        job.pending[c][page] = load
+
+
+def unwant(pool: ModelPool, job: Job, c: int, pages: Iterable[int], on_heir: Callable[[Job, int], None]) -> None:
+    """Stop waiting for pages. `on_heir(job, bytes)` is told who carries on with a read that this job owned."""
+    for page in pages:
+        load = job.pending[c].pop(page)
+        pool.unsubscribe(load, job)
+        if load.owner is job and load.subscribers:
+            load.owner = load.subscribers[0]
+            on_heir(load.owner, job.layout.components[c].slot_bytes)
+
+
+def release(pool: ModelPool, job: Job, c: int, pages: Iterable[int], *, drop_from: int) -> None:
+    """Release holds, deepest page first.
+
+    Pages from `drop_from` on that came from L3 while the job ran do not stay, unless somebody else holds them too:
+    nothing behind a cut remains.
+    """
+    keep_resident: list[int] = []
+    dropped: list[int] = []
+    for page in sorted(pages, reverse=True):
+        behind = page >= drop_from and page in job.arrived_pages[c]
+        (dropped if behind else keep_resident).append(job.holds[c].pop(page))
+    pool.index[c].release(keep_resident)
+    pool.drop(c, dropped)
+
+
+def keep(job: Job, ranges: Sequence[range]) -> tuple[tuple[int, ...], ...]:
+    """Take holds out of the job, for a lease that takes them over; `ranges[c]` are pages that it holds."""
+    return tuple(tuple(job.holds[c].pop(page) for page in pages) for c, pages in enumerate(ranges))
+
+
+def waiting_loads(job: Job) -> list[Load]:
+    """Return the loads of a job whose read has not begun, in prefix order."""
+    waiting = [load for pending in job.pending for load in pending.values() if not load.filling]
+    waiting.sort(key=lambda load: (load.page, load.component))
+    return waiting

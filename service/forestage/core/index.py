@@ -1,0 +1,141 @@
+"""The resident pages of one component: key to slot, who holds them, which one goes first.
+
+Law: `find(key)` and `key_of(slot)` are inverse; a slot is evictable exactly if it is resident and nobody holds it.
+
+Order of eviction: least recently used chain first, and within a chain the deepest page first. Holding takes a page out
+of the order; releasing puts it at its young end. A prefix is released from its deepest page to its first, so an
+ancestor is always younger than its descendants and no eviction leaves a page that nothing leads to.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["PageIndex"]
+
+
+class PageIndex:
+    """Resident pages with hold counts. Single operations are O(1), whatever is resident or held."""
+
+    def __init__(self, capacity: int) -> None:
+        self._slot_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * capacity
+        self._holds = [0] * capacity
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._fresh = bytearray(capacity)  # read from L3 and not used since
+        self.evicted = 0
+        self.used = 0
+        self.unused = 0
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    @property
+    def evictable(self) -> int:
+        """Resident pages that nobody holds."""
+        return len(self._evictable)
+
+    @property
+    def held(self) -> int:
+        """Resident pages that a job or a lease holds."""
+        return len(self._slot_of) - len(self._evictable)
+
+    def find(self, key: bytes) -> int:
+        """Return the slot of a resident page, -1 if it is not resident."""
+        return self._slot_of.get(key, -1)
+
+    def key_of(self, slot: int) -> bytes | None:
+        return self._key_of[slot]
+
+    def is_held(self, slot: int) -> bool:
+        return self._holds[slot] > 0
+
+    def held_once(self, slot: int) -> bool:
+        """Say whether exactly one holder keeps this slot."""
+        return self._holds[slot] == 1
+
+    def resident_run(self, keys: Sequence[bytes], first: int) -> int:
+        """Return how far the prefix is resident without a gap from page `first` on, as a length in pages."""
+        slot_of = self._slot_of
+        for page in range(first, len(keys)):
+            if keys[page] not in slot_of:
+                return page
+        return len(keys)
+
+    def insert(self, slot: int, key: bytes, holds: int) -> None:
+        """Make a page that was just read resident, held `holds` times."""
+        if key in self._slot_of or self._key_of[slot] is not None:
+            raise RuntimeError(f"slot {slot} or its key is resident already")
+        self._slot_of[key] = slot
+        self._key_of[slot] = key
+        self._holds[slot] = holds
+        self._fresh[slot] = 1
+        if not holds:
+            self._evictable[slot] = None
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """Keep resident pages from eviction until they are released as often as held."""
+        holds, evictable = self._holds, self._evictable
+        for slot in slots:
+            if not holds[slot]:
+                del evictable[slot]
+            holds[slot] += 1
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Undo one hold each. Pass deeper pages first: the last one released is the last to be evicted."""
+        holds, evictable = self._holds, self._evictable
+        for slot in slots:
+            count = holds[slot]
+            if count <= 0:
+                raise RuntimeError(f"slot {slot} released without a hold")
+            holds[slot] = count - 1
+            if count == 1:
+                evictable[slot] = None
+
+    def mark_used(self, slots: Iterable[int]) -> None:
+        """Count pages that a prefetch brought and somebody wanted again or consumed, once each."""
+        fresh = self._fresh
+        for slot in slots:
+            if fresh[slot]:
+                fresh[slot] = 0
+                self.used += 1
+
+    def evict(self) -> int:
+        """Drop the page that goes first and return its slot; there must be an evictable one."""
+        slot, _ = self._evictable.popitem(last=False)
+        self.evicted += 1
+        self._forget(slot)
+        return slot
+
+    def drop(self, slot: int) -> None:
+        """Drop a resident page that nobody holds."""
+        del self._evictable[slot]
+        self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        key = self._key_of[slot]
+        assert key is not None
+        del self._slot_of[key]
+        self._key_of[slot] = None
+        self.unused += self._fresh[slot]
+        self._fresh[slot] = 0
+
+    def check_holds(self, expected: Mapping[int, int]) -> None:
+        """Compare hold counts with those of the known holders, by slot; raise if they differ."""
+        counted = {slot: count for slot, count in enumerate(self._holds) if count}
+        if counted != dict(expected):
+            raise RuntimeError(f"holds by slot {counted}, holders say {dict(expected)}")
+
+    def check_integrity(self) -> None:
+        """Compare all tables with each other; raise with the numbers if the law is broken. O(capacity)."""
+        for key, slot in self._slot_of.items():
+            if self._key_of[slot] != key:
+                raise RuntimeError(f"slot {slot} does not name the key that names it")
+        named = sum(key is not None for key in self._key_of)
+        if named != len(self._slot_of):
+            raise RuntimeError(f"{named} slots name a key, {len(self._slot_of)} keys name a slot")
+        for slot, named_key in enumerate(self._key_of):
+            idle = named_key is not None and self._holds[slot] == 0
+            if idle != (slot in self._evictable):
+                raise RuntimeError(f"slot {slot}: holds {self._holds[slot]}, evictable {slot in self._evictable}")
+            if named_key is None and (self._holds[slot] or self._fresh[slot]):
+                raise RuntimeError(f"slot {slot} is held or fresh without a page")

@@ -1,0 +1,105 @@
+"""Time-limited holds on resident pages.
+
+Law: a lease that is alive owns exactly one hold on each of its slots; a lease that has ended owns none.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from forestage.core.errors import GoneError
+from forestage.core.job import Lengths
+from forestage.core.model_pool import ModelPool
+
+__all__ = ["Lease", "Leases"]
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A promise that named slots are neither evicted nor rewritten until `expires_at` (seconds of the engine's clock).
+
+    `slots[c]` are the slots of component c in page order: from `device_pages` on for every_page components,
+    the window ending at `length` for tail components.
+    """
+
+    id: str
+    model: str
+    device_pages: int
+    length: int
+    slots: tuple[tuple[int, ...], ...]
+    expires_at: float
+    alive: bool = True
+
+
+class Leases:
+    """Leases by id. `max_s` bounds how far from now a lease can end."""
+
+    def __init__(self, pools: Mapping[str, ModelPool], max_s: float) -> None:
+        self._pools = pools
+        self._max_s = max_s
+        self._by_id: dict[str, Lease] = {}
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._by_id.values())
+
+    def take(
+        self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float
+    ) -> tuple[Lengths, Lease | None]:
+        """Lease the resident restorable prefix. L3 is not asked, so `stored` counts only what is resident."""
+        pool = self._pools[model]
+        prefix = pool.survey(keys, device_pages, None, loading=False)
+        plan = pool.plan(prefix)
+        length = plan.granted
+        lengths = Lengths(len(keys), plan.host, plan.stored, plan.restorable, length, length)
+        if length == device_pages:
+            return lengths, None
+        slots = []
+        for index, pages in zip(pool.index, prefix.ranges(length), strict=True):
+            slots.append(tuple(index.find(keys[page]) for page in pages))
+            index.mark_used(slots[-1])
+            index.hold(slots[-1])
+        return lengths, self.take_over(model, device_pages, length, tuple(slots), lease_s, now)
+
+    def take_over(
+        self, model: str, device_pages: int, length: int, slots: tuple[tuple[int, ...], ...], lease_s: float, now: float
+    ) -> Lease:
+        """Make a lease of holds that the caller has; they are the lease's from now on."""
+        lease = Lease(uuid.uuid4().hex, model, device_pages, length, slots, now + min(lease_s, self._max_s))
+        self._by_id[lease.id] = lease
+        return lease
+
+    def renew(self, lease_id: str, lease_s: float, now: float) -> Lease:
+        """Let a lease end `lease_s` seconds from now; GoneError if it has ended."""
+        lease = self._by_id.get(lease_id)
+        if lease is None or lease.expires_at <= now:
+            raise GoneError("this lease has expired or never existed")
+        lease.expires_at = now + min(lease_s, self._max_s)
+        self._mark_used(lease)
+        return lease
+
+    def release(self, lease_id: str) -> None:
+        """End a lease that its holder is done with. Idempotent."""
+        lease = self._by_id.get(lease_id)
+        if lease is not None:
+            self._mark_used(lease)
+            self._end(lease)
+
+    def expire(self, lease: Lease, now: float) -> None:
+        """End a lease whose time has come; one that was renewed or released is left alone."""
+        if lease.alive and lease.expires_at <= now:
+            self.expired += 1
+            self._end(lease)
+
+    def _mark_used(self, lease: Lease) -> None:
+        for c, slots in enumerate(lease.slots):
+            self._pools[lease.model].index[c].mark_used(slots)
+
+    def _end(self, lease: Lease) -> None:
+        lease.alive = False
+        del self._by_id[lease.id]
+        for c, slots in enumerate(lease.slots):
+            self._pools[lease.model].index[c].release(reversed(slots))

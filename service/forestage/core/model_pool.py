@@ -1,0 +1,178 @@
+"""The host pool of one model: slots, resident pages and loads of each component, moved together.
+
+Law, per component: free + reserved + filling + resident == capacity; the resident slots are those of the index, the
+reserved and filling ones those of the loads. Everything that changes one of the three changes the others here.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from forestage.core.index import PageIndex
+from forestage.core.job import Job
+from forestage.core.layout import ModelLayout
+from forestage.core.loads import Load
+from forestage.core.plan import Plan, make_plan
+from forestage.core.prefix import PageStatus, PrefixMap
+from forestage.core.slots import SlotEvents, Slots, SlotState
+
+__all__ = ["ModelPool"]
+
+
+class ModelPool:
+    """All slots of one model. `pinned_fraction` bounds what may be reserved, filling or held at once, per component."""
+
+    def __init__(
+        self, layout: ModelLayout, capacities: Sequence[int], events: Sequence[SlotEvents], pinned_fraction: float = 1.0
+    ) -> None:
+        self.layout = layout
+        self.slots = [Slots(capacity) for capacity in capacities]
+        self.index = [PageIndex(capacity) for capacity in capacities]
+        self.loads: list[dict[bytes, Load]] = [{} for _ in capacities]
+        self._stalled: list[set[Load]] = [set() for _ in capacities]
+        self._events = events
+        self._pinnable = [max(1, int(capacity * pinned_fraction)) for capacity in capacities]
+
+    def room(self, component: int) -> int:
+        """Slots that a grant may take now: free or evictable, within what may still be pinned."""
+        available = self.slots[component].free + self.index[component].evictable
+        pinned = self.slots[component].capacity - available
+        return max(0, min(available, self._pinnable[component] - pinned))
+
+    def survey(
+        self, keys: Sequence[bytes], device_pages: int, masks: Sequence[bytes | bytearray] | None, loading: bool = True
+    ) -> PrefixMap:
+        """Say what every page of a prefix is now; `masks[c][i]` is 1 where L3 has it, None when it was not asked.
+
+        With `loading` false, pages that are only on their way count as not there.
+        """
+        status = []
+        for c, index in enumerate(self.index):
+            # STORED and ABSENT are 1 and 0, so the mask is the starting point
+            of_component = bytearray(masks[c]) if masks is not None else bytearray(len(keys))
+            of_component[:device_pages] = bytes(min(device_pages, len(keys)))
+            loads = self.loads[c] if loading else {}
+            find, is_held = index.find, index.is_held
+            for page in range(device_pages, len(keys)):
+                slot = find(keys[page])
+                if slot >= 0:
+                    of_component[page] = PageStatus.HELD if is_held(slot) else PageStatus.IDLE
+                elif keys[page] in loads:
+                    of_component[page] = PageStatus.LOADING
+            status.append(of_component)
+        return PrefixMap(self.layout, device_pages, status)
+
+    def plan(self, prefix: PrefixMap) -> Plan:
+        """Say how much of a prefix could be granted now."""
+        return make_plan(prefix, [self.room(c) for c in range(len(self.slots))])
+
+    def fits(self, prefix: PrefixMap, length: int, kept: int | None = None) -> bool:
+        """Say whether the tail windows of `length` (and of `kept` beside it) fit into the room there is now."""
+        return all(
+            prefix.cost(c, length) + (0 if kept is None else prefix.cost(c, kept)) <= self.room(c)
+            for c in self.layout.tails
+        )
+
+    def missing_bytes(self, keys: Sequence[bytes], device_pages: int) -> int:
+        """Return the most that a prefetch of this prefix could have to reserve, in bytes of slots."""
+        total = 0
+        for c, component in enumerate(self.layout.components):
+            first = max(device_pages, len(keys) - component.window) if component.is_tail else device_pages
+            index, loads = self.index[c], self.loads[c]
+            missing = sum(index.find(key) < 0 and key not in loads for key in keys[first:])
+            total += min(missing, self.slots[c].capacity) * component.slot_bytes
+        return total
+
+    def reserve(self, component: int, key: bytes, page: int, job: Job) -> Load:
+        """Take a slot for a page that is neither resident nor loading, evicting if none is free; there must be room."""
+        slots = self.slots[component]
+        if not slots.free:
+            evicted = self.index[component].evict()
+            self._events[component].clear(evicted)
+            slots.give_back(evicted)
+        load = Load(component, key, page, slots.take(), job, [job])
+        self.loads[component][key] = load
+        return load
+
+    def begin(self, load: Load) -> None:
+        """A read into the slot starts: readers of the pool must not trust it from now on."""
+        self._events[load.component].begin_fill(load.slot)
+        self.slots[load.component].begin(load.slot)
+        load.filling = True
+        load.reader = load.owner
+
+    def unbegin(self, load: Load) -> None:
+        """The read ended without touching the slot, and somebody still wants the page."""
+        self.slots[load.component].unbegin(load.slot)
+        load.filling = False
+        load.read = None
+
+    def publish(self, load: Load) -> None:
+        """The page is whole and verified: resident, held once by each subscriber."""
+        c = load.component
+        del self.loads[c][load.key]
+        self._events[c].publish(load.slot, load.key)
+        self.slots[c].publish(load.slot)
+        self.index[c].insert(load.slot, load.key, len(load.subscribers))
+
+    def discard(self, load: Load) -> None:
+        """Give the slot of a load back; its read has ended or never begun."""
+        c = load.component
+        if load.stalled:
+            self._stalled[c].discard(load)
+        else:
+            del self.loads[c][load.key]
+        if load.filling:
+            self._events[c].clear(load.slot)
+        self.slots[c].give_back(load.slot)
+
+    def set_stalled(self, load: Load) -> None:
+        """Take a filling load out of sight: its key may be read again elsewhere, its slot stays in use."""
+        del self.loads[load.component][load.key]
+        self._stalled[load.component].add(load)
+        load.stalled = True
+
+    def unsubscribe(self, load: Load, job: Job) -> None:
+        """A job does not want the page any more; the last one to go stops the read."""
+        load.subscribers.remove(job)
+        if load.subscribers:
+            return
+        if not load.filling:
+            self.discard(load)
+        elif load.read is not None:
+            load.read.stopped = True
+
+    def subscribe(self, load: Load, job: Job) -> None:
+        """One more job wants the page of a load."""
+        if not load.subscribers:
+            load.owner = job
+        load.subscribers.append(job)
+        if load.read is not None:
+            load.read.stopped = False
+
+    def drop(self, component: int, slots: Iterable[int]) -> None:
+        """Release one hold each and free those that nobody else holds."""
+        index = self.index[component]
+        for slot in slots:
+            last = index.held_once(slot)
+            index.release((slot,))
+            if last:
+                self._events[component].clear(slot)
+                index.drop(slot)
+                self.slots[component].give_back(slot)
+
+    def check_integrity(self) -> None:
+        """Compare slots, index and loads; raise with the numbers if the law is broken. O(capacity)."""
+        for c, slots in enumerate(self.slots):
+            slots.check_integrity()
+            self.index[c].check_integrity()
+            loads = [*self.loads[c].values(), *self._stalled[c]]
+            states = [slots.state(load.slot) for load in loads]
+            expected = [SlotState.FILLING if load.filling else SlotState.RESERVED for load in loads]
+            if states != expected or len({load.slot for load in loads}) != len(loads):
+                raise RuntimeError(f"loads in states {states}, slots say {expected}")
+            if len(loads) != slots.reserved + slots.filling or len(self.index[c]) != slots.resident:
+                raise RuntimeError(
+                    f"{len(loads)} loads for {slots.reserved} + {slots.filling} slots, "
+                    f"{len(self.index[c])} pages in {slots.resident} resident slots"
+                )
+            if any(not load.subscribers and not load.filling for load in loads):
+                raise RuntimeError("a reserved slot that nobody wants")

@@ -1,0 +1,102 @@
+"""Accounting of the slots of one component.
+
+Law: free + reserved + filling + resident == capacity, and the free list names exactly the free slots.
+Every transition is checked: a slot that is not in the state its mover believes is a defect, not a condition.
+"""
+
+from enum import IntEnum
+from typing import Protocol
+
+__all__ = ["SlotEvents", "SlotState", "Slots"]
+
+
+class SlotState(IntEnum):
+    FREE = 0
+    RESERVED = 1  # promised to a read that has not begun
+    FILLING = 2  # a storage may write to it
+    RESIDENT = 3  # whole and verified
+
+
+class SlotEvents(Protocol):
+    """Who mirrors the slots for readers in other processes; called before the state here changes."""
+
+    def begin_fill(self, slot: int) -> None:
+        """The content of `slot` may change from now on."""
+
+    def publish(self, slot: int, key: bytes) -> None:
+        """`slot` holds the whole page `key` from now on."""
+
+    def clear(self, slot: int) -> None:
+        """`slot` holds no page any more."""
+
+
+class Slots:
+    """Which slot is in which state. All operations are O(1)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._state = bytearray(capacity)
+        self._free = list(range(capacity - 1, -1, -1))
+        self._count = [capacity, 0, 0, 0]
+
+    @property
+    def free(self) -> int:
+        return self._count[SlotState.FREE]
+
+    @property
+    def reserved(self) -> int:
+        return self._count[SlotState.RESERVED]
+
+    @property
+    def filling(self) -> int:
+        return self._count[SlotState.FILLING]
+
+    @property
+    def resident(self) -> int:
+        return self._count[SlotState.RESIDENT]
+
+    def state(self, slot: int) -> SlotState:
+        return SlotState(self._state[slot])
+
+    def take(self) -> int:
+        """Reserve a free slot; there must be one."""
+        slot = self._free.pop()
+        self._move(slot, 0, 1)
+        return slot
+
+    def begin(self, slot: int) -> None:
+        """Reserved to filling: a read into the slot starts."""
+        self._move(slot, 1, 2)
+
+    def unbegin(self, slot: int) -> None:
+        """Filling back to reserved: the read ended before it touched the slot, and is still wanted."""
+        self._move(slot, 2, 1)
+
+    def publish(self, slot: int) -> None:
+        """Filling to resident."""
+        self._move(slot, 2, 3)
+
+    def give_back(self, slot: int) -> None:
+        """Reserved, filling (its read has ended) or resident to free."""
+        state = self._state[slot]
+        if state == 0:
+            raise RuntimeError(f"slot {slot} given back twice")
+        self._move(slot, state, 0)
+        self._free.append(slot)
+
+    def _move(self, slot: int, before: int, after: int) -> None:
+        if self._state[slot] != before:
+            raise RuntimeError(f"slot {slot} is {self.state(slot).name}, not {SlotState(before).name}")
+        self._state[slot] = after
+        self._count[before] -= 1
+        self._count[after] += 1
+
+    def check_integrity(self) -> None:
+        """Recount everything; raise with the numbers if the law is broken. O(capacity)."""
+        counted = [self._state.count(state) for state in range(4)]
+        if counted != self._count or sum(counted) != self.capacity:
+            raise RuntimeError(f"slot counts {self._count}, recounted {counted}, capacity {self.capacity}")
+        if len(self._free) != self.free or any(self._state[slot] for slot in self._free):
+            raise RuntimeError(f"free list of {len(self._free)} does not name the {self.free} free slots")
+        if len(set(self._free)) != len(self._free):
+            raise RuntimeError("free list names a slot twice")
