@@ -1,0 +1,38 @@
+"""The configuration: TOML and environment in, a frozen and consistent Config out."""
+
+from forestage.config.load import load, read_token
+from forestage.config.mistakes import ConfigError
+from forestage.config.models import ComponentConfig, HicacheConfig, ModelConfig
+from forestage.config.relations import expected_shards
+from forestage.config.render import render
+from forestage.config.schema import (
+    Config,
+    FileConfig,
+    HicacheFileConfig,
+    LeaseConfig,
+    PoolConfig,
+    PrefetchConfig,
+    RedisConfig,
+    ServerConfig,
+    StorageConfig,
+)
+
+__all__ = [
+    "ComponentConfig",
+    "Config",
+    "ConfigError",
+    "FileConfig",
+    "HicacheConfig",
+    "HicacheFileConfig",
+    "LeaseConfig",
+    "ModelConfig",
+    "PoolConfig",
+    "PrefetchConfig",
+    "RedisConfig",
+    "ServerConfig",
+    "StorageConfig",
+    "expected_shards",
+    "load",
+    "read_token",
+    "render",
+]

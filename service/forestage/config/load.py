@@ -1,0 +1,124 @@
+"""Read the configuration: the file, the environment over it, and every mistake in one go."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from forestage.config.environment import overlay
+from forestage.config.mistakes import ConfigError, Key, key_text, shown, validation_mistakes
+from forestage.config.models import ModelConfig
+from forestage.config.relations import component_mistakes, name_mistakes, pool_mistakes, shard_mistakes
+from forestage.config.schema import Config, PoolConfig, ServerConfig, StorageConfig
+
+__all__ = ["load", "read_token"]
+
+MAX_FILE = 1 << 20  # bytes: a configuration is a few KiB
+MAX_TOKEN = 4096  # bytes
+
+
+def load(path: str | None, environ: Mapping[str, str]) -> Config:
+    """Return the settings of the TOML file at `path` (None: no file) with the environment's over them.
+
+    Reads the file, and looks once whether the token file can be read. Raises ConfigError with one line for every
+    mistake found; a pool that is too small shows only once pool and models are sound by themselves.
+    """
+    mistakes: list[str] = []
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            raw = _read_toml(path)
+        except ValueError as error:
+            mistakes.append(f"{path if path.isprintable() else ascii(path)}: {error}")
+    unread = bool(mistakes)
+
+    merged, sources, unknown = overlay(raw, environ)
+    mistakes += unknown
+    config, found = _validate(merged)
+    for key, text in found:
+        if key == ("models",) and unread:
+            continue  # they may well be in the file
+        variable = sources.get(key)
+        mistakes.append(f"{key_text(key)}: {text}" + (f" (from {variable})" if variable else ""))
+    if mistakes or config is None:
+        raise ConfigError(mistakes)
+    return config
+
+
+def read_token(path: str) -> str:
+    """Return the secret that `server.token_file` holds, without the space around it.
+
+    Raises ValueError when the file cannot be read, is empty or too long, or holds what no header can carry.
+    """
+    token = _read(path, MAX_TOKEN).strip()
+    if not token:
+        raise ValueError("holds no token")
+    if not (token.isascii() and token.isprintable()) or b" " in token.encode():
+        raise ValueError("must hold one token of visible ASCII characters")
+    return token
+
+
+def _read(path: str, limit: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+        text = content.decode("utf-8-sig")  # some editors put a byte order mark in front
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 (byte {error.start})") from None
+    if len(content) > limit:
+        raise ValueError(f"is larger than {limit} bytes")
+    return text
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    text = _read(path, MAX_FILE)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("is not valid TOML: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not valid TOML: {error}") from None
+
+
+def _validate(raw: dict[str, Any]) -> tuple[Config | None, list[tuple[Key, str]]]:
+    config: Config | None = None
+    mistakes: list[tuple[Key, str]] = []
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        mistakes = validation_mistakes(Config, error)
+    mistakes += _between(raw, [key for key, _ in mistakes])
+    return config, mistakes
+
+
+def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
+    if not _any_under(("server",), bad):
+        yield from _token_mistakes(ServerConfig.model_validate(raw.get("server", {})))
+    tables = raw.get("models")
+    tables = tables if isinstance(tables, list) else []
+    yield from name_mistakes(tables, ("models",))
+    for index, table in enumerate(tables):
+        yield from component_mistakes(table, ("models", index))
+
+    sound = {i: ModelConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("models", i), bad)}
+    if not _any_under(("storage",), bad):
+        storage = StorageConfig.model_validate(raw.get("storage", {}))
+        for index, model in sound.items() if storage.kind == "hicache-file" else ():
+            yield from shard_mistakes(model, ("models", index))
+    if tables and len(sound) == len(tables) and not _any_under(("pool",), bad):
+        yield from pool_mistakes(PoolConfig.model_validate(raw.get("pool", {})), sound)
+
+
+def _token_mistakes(server: ServerConfig) -> Iterator[tuple[Key, str]]:
+    try:
+        if server.token_file:
+            read_token(server.token_file)
+    except ValueError as error:
+        yield ("server", "token_file"), f"{shown(server.token_file)} {error}"
+
+
+def _any_under(table: Key, bad: list[Key]) -> bool:
+    return any(key[: len(table)] == table for key in bad)
