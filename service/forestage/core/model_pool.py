@@ -100,7 +100,8 @@ class ModelPool:
         load.reader = load.owner
 
     def unbegin(self, load: Load) -> None:
-        """The read ended without touching the slot, and somebody still wants the page."""
+        """The read was stopped before it was whole, and somebody still wants the page: it will be read anew."""
+        self._events[load.component].clear(load.slot)
         self.slots[load.component].unbegin(load.slot)
         load.filling = False
         load.read = None

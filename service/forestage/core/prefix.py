@@ -70,6 +70,11 @@ class PrefixMap:
                 reach = min(reach, gap)
         return reach
 
+    def known_pages(self) -> bytes:
+        """Return 1 for each page whose every_page components are all there, 0 for the others."""
+        masks = [self.status[c].translate(_THERE) for c in self.layout.every_page]
+        return bytes(map(min, zip(*masks, strict=True))) if len(masks) > 1 else bytes(masks[0])
+
     def is_boundary(self, length: int, *, resident: bool = False) -> bool:
         """Say whether every tail component is there (or resident) for its window ending at `length`."""
         for c, counts in (self._resident if resident else self._there).items():

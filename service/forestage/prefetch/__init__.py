@@ -1,1 +1,1 @@
-"""prefetch."""
+"""The asyncio shell around the engine: probes, batches of reads, timers, waiting callers."""

@@ -1,0 +1,127 @@
+"""Batches of page reads between the engine and a storage.
+
+A batch borrows slots from the engine and gives every one of them back exactly once, however its storage call ends:
+returned, raised, cancelled or stalled. Reports come from reader threads; they are queued and taken in on the loop,
+many at a time.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from forestage.core.engine import Engine
+from forestage.core.job import Reason
+from forestage.core.layout import ModelLayout
+from forestage.core.loads import Load
+from forestage.storage.base import PageRead, ReadOutcome, Storage
+
+__all__ = ["Reads", "SlotMemory"]
+
+log = logging.getLogger("forestage.prefetch")
+
+_FAILURES = {
+    ReadOutcome.MISSING: Reason.VANISHED,
+    ReadOutcome.CORRUPT: Reason.CORRUPT,
+    ReadOutcome.ERROR: Reason.STORAGE_ERROR,
+    ReadOutcome.UNREACHABLE: Reason.STORAGE_ERROR,
+}
+
+
+class SlotMemory(Protocol):
+    """The bytes of the pool."""
+
+    def shard_views(self, region_index: int, slot: int) -> tuple[memoryview, ...]:
+        """Return one writable view a shard, each of exactly the component's bytes."""
+
+
+class _Batch:
+    """Loads lent to one storage call; `open` are those that have not come back."""
+
+    def __init__(self, model: str, loads: Sequence[Load]) -> None:
+        self.model = model
+        self.loads = loads
+        self.open = set(range(len(loads)))
+        self.stalled: set[int] = set()
+
+
+class Reads:
+    """Keeps as many batches in flight as the storage likes. `on_progress` is called on the loop after each change."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: SlotMemory,
+        region_of: Callable[[str, int], int],
+        storage: Storage,
+        clock: Callable[[], float],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._region_of = region_of
+        self._storage = storage
+        self._clock = clock
+        self._on_progress = on_progress
+        self._reports: deque[tuple[_Batch, int, ReadOutcome]] = deque()
+        self._waking = False
+        self.in_flight = 0
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Hand the engine's next pages to the storage while it takes more."""
+        while self.in_flight < self._storage.batches_in_flight:
+            batch = self._engine.next_batch(self._storage.batch_bytes)
+            if batch is None:
+                return
+            self.in_flight += 1
+            tasks.create_task(self._read(*batch))
+
+    async def _read(self, layout: ModelLayout, loads: Sequence[Load]) -> None:
+        loop = asyncio.get_running_loop()
+        batch = _Batch(layout.name, loads)
+
+        def report(index: int, outcome: ReadOutcome) -> None:
+            self._reports.append((batch, index, outcome))
+            if not self._waking:
+                self._waking = True
+                loop.call_soon_threadsafe(self._take_reports)
+
+        try:
+            await self._storage.read_into(layout, [self._page_read(layout, load) for load in loads], report)
+        except Exception:
+            log.exception("a storage raised instead of reporting; its pages count as unreadable")
+        finally:
+            # Cancelled or not: the storage has let go of every slot of this batch.
+            self.in_flight -= 1
+            self._drain()
+            for index in batch.open | batch.stalled:
+                self._engine.read_ended(batch.model, loads[index], Reason.STORAGE_ERROR, self._clock())
+            self._on_progress()
+
+    def _page_read(self, layout: ModelLayout, load: Load) -> PageRead:
+        views = self._memory.shard_views(self._region_of(layout.name, load.component), load.slot)
+        read = PageRead(load.component, load.key, views, stopped=not load.subscribers)
+        load.read = read
+        return read
+
+    def _take_reports(self) -> None:
+        self._waking = False  # before taking: a report that comes from now on wakes the loop again
+        self._drain()
+        self._on_progress()
+
+    def _drain(self) -> None:
+        engine, now = self._engine, self._clock()
+        while self._reports:
+            batch, index, outcome = self._reports.popleft()
+            batch.open.discard(index)
+            load = batch.loads[index]
+            if outcome is ReadOutcome.LOADED:
+                engine.read_ended(batch.model, load, None, now)
+            elif outcome is ReadOutcome.STOPPED:
+                engine.read_ended(batch.model, load, None, now, untouched=True)
+            elif outcome is ReadOutcome.STALLED:
+                batch.stalled.add(index)
+                engine.read_stalled(batch.model, load, now)
+            else:
+                engine.read_ended(batch.model, load, _FAILURES[outcome], now)

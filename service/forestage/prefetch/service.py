@@ -1,0 +1,223 @@
+"""The one owner of the engine on the event loop: takes requests, runs probes and reads, keeps time, wakes callers."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from forestage.core.engine import Engine
+from forestage.core.errors import NotFoundError, StorageUnavailableError
+from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
+from forestage.core.leases import Lease
+from forestage.core.model_pool import ModelPool
+from forestage.core.plan import Plan
+from forestage.core.prefix import PrefixMap
+from forestage.prefetch.reads import Reads, SlotMemory
+from forestage.storage.base import Probe, Storage
+
+__all__ = ["JobObserver", "PrefetchService"]
+
+log = logging.getLogger("forestage.prefetch")
+
+
+class JobObserver(Protocol):
+    """Who counts finished jobs; must not raise."""
+
+    def job_finished(self, job: Job) -> None: ...
+
+
+class PrefetchService:
+    """Prefetches, lookups and leases for callers on one event loop.
+
+    `run` must be running while requests are taken. All state is the engine's; a task here that is cancelled or
+    fails can lose time, but no slot.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: SlotMemory,
+        region_of: Callable[[str, int], int],
+        storage: Storage,
+        observer: JobObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.storage = storage
+        self._observer = observer
+        self._clock = clock
+        self._reads = Reads(engine, memory, region_of, storage, clock, self._progress)
+        self._probing: dict[Job, asyncio.Task[None]] = {}
+        self._waiting: dict[Job, asyncio.Event] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._idle = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    async def run(self, started: asyncio.Event) -> None:
+        """Serve until `stop`. Owns every background task; returns when the last one has ended."""
+        async with asyncio.TaskGroup() as self._tasks:
+            started.set()
+            await self._closing.wait()
+            for task in self._probing.values():
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def stop(self, grace_s: float) -> bool:
+        """Settle all jobs with reason `shutdown`, refuse new ones, and end `run`.
+
+        Returns False when reads were still under way after `grace_s` seconds; `run` ends when they do.
+        """
+        self.engine.stop_all(self._clock())
+        self._progress()
+        try:
+            async with asyncio.timeout(grace_s):
+                while self.engine.live or self._reads.in_flight:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            log.warning("reads still under way after the grace of %.1f s: %d", grace_s, self._reads.in_flight)
+        self._closing.set()
+        return not self._reads.in_flight
+
+    # ---- prefetches
+
+    def submit(self, request: PrefetchRequest) -> tuple[Job, bool]:
+        """Start a prefetch, or find the one that this request began; say whether it is new. See Engine.submit."""
+        known = self.engine.jobs.get(request.request_id)
+        job = self.engine.submit(request, self._clock())
+        self._progress()
+        return job, job is not known
+
+    def find(self, request_id: str) -> Job:
+        """Return a job that is remembered; raises NotFoundError."""
+        try:
+            return self.engine.jobs[request_id]
+        except KeyError:
+            raise NotFoundError("no prefetch with this id: unknown, forgotten or deleted", slug="unknown-job") from None
+
+    async def wait(self, job: Job) -> None:
+        """Return when the job is done. Leaving early changes nothing."""
+        if not job.done:
+            await self._waiting.setdefault(job, asyncio.Event()).wait()
+
+    def finish(self, job: Job) -> None:
+        """Stop a job now; it settles and keeps what is ready."""
+        self.engine.stop(job, Reason.FINISHED, self._clock())
+        self._progress()
+
+    def cancel(self, job: Job) -> None:
+        """Stop a job whose client has left; it hands out nothing."""
+        self.engine.stop(job, Reason.CANCELLED, self._clock())
+        self._progress()
+
+    def forget(self, request_id: str) -> None:
+        """Cancel a job, release its lease and forget it. Idempotent."""
+        self.engine.forget(request_id, self._clock())
+        self._progress()
+
+    # ---- without a job
+
+    async def lookup(self, model: str, keys: Sequence[bytes], device_pages: int) -> Plan:
+        """Say what a prefetch would find and be granted now, asking L3 but holding and fetching nothing."""
+        pool = self.engine.pool(model)
+        prefix = pool.survey(keys, device_pages, None)
+        masks: Sequence[bytes | bytearray] | None = None
+        host = prefix.reach(resident=True)
+        if prefix.largest_boundary(host, resident=True) < len(keys):
+            masks = await self._ask(pool, keys, host, device_pages, prefix)
+        return self.engine.measure(model, keys, device_pages, masks)
+
+    def take_lease(
+        self, model: str, keys: Sequence[bytes], device_pages: int, lease_ms: int
+    ) -> tuple[Lengths, Lease | None]:
+        """Lease the resident restorable prefix. Never asks L3."""
+        answer = self.engine.take_lease(model, keys, device_pages, lease_ms / 1e3, self._clock())
+        self._progress()
+        return answer
+
+    def renew_lease(self, lease_id: str, lease_ms: int) -> Lease:
+        """Give a lease another `lease_ms` milliseconds from now; raises GoneError."""
+        lease = self.engine.renew_lease(lease_id, lease_ms / 1e3, self._clock())
+        self._progress()
+        return lease
+
+    def release_lease(self, lease_id: str) -> None:
+        """End a lease. Idempotent."""
+        self.engine.leases.release(lease_id)
+        self._progress()
+
+    def remaining_ms(self, lease: Lease) -> int:
+        """Return how long a lease still lives."""
+        return max(0, int((lease.expires_at - self._clock()) * 1e3))
+
+    def spans_ms(self, job: Job) -> dict[str, float]:
+        """Return where a job's time went so far."""
+        return job.timing.spans_ms(self._clock())
+
+    # ---- effects of the engine
+
+    def _progress(self) -> None:
+        """Carry out what the engine's last step left to do."""
+        engine = self.engine
+        if self._tasks is not None and not self._closing.is_set():
+            while engine.probes:
+                job = engine.probes.popleft()
+                if not job.done:
+                    self._probing[job] = self._tasks.create_task(self._probe(job))
+            self._reads.start(self._tasks)
+        while engine.finished:
+            self._announce(engine.finished.popleft())
+        self._arm_timer()
+        self._idle.set()
+
+    def _announce(self, job: Job) -> None:
+        task = self._probing.pop(job, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        if self._observer is not None:
+            self._observer.job_finished(job)
+        waiting = self._waiting.pop(job, None)
+        if waiting is not None:
+            waiting.set()
+
+    async def _probe(self, job: Job) -> None:
+        pool, keys, device_pages = self.engine.pool(job.layout.name), job.keys, job.request.device_pages
+        prefix = pool.survey(keys, device_pages, None)
+        masks = await self._ask(pool, keys, job.host, device_pages, prefix)
+        self._probing.pop(job, None)
+        self.engine.probe_answered(job, masks, self._clock())
+        self._progress()
+
+    async def _ask(
+        self, pool: ModelPool, keys: Sequence[bytes], host: int, device_pages: int, prefix: PrefixMap
+    ) -> Sequence[bytes | bytearray] | None:
+        """Ask L3 for what is not resident; None if it could not be asked."""
+        probe = Probe(keys, first_page=host, first_tail=device_pages, known=prefix.known_pages())
+        try:
+            return (await self.storage.probe(pool.layout, probe)).masks
+        except StorageUnavailableError:
+            return None
+        except Exception:
+            log.exception("a storage raised instead of answering a probe; it counts as unavailable")
+            return None
+
+    def _arm_timer(self) -> None:
+        when = self.engine.next_time()
+        if self._timer is not None:
+            if when is not None and self._timer_at <= when:
+                return  # wakes early enough; it will arm itself anew
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            self._timer_at = when
+            delay = max(0.0, when - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.engine.tick(self._clock())
+        self._progress()
