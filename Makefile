@@ -1,0 +1,65 @@
+# Forestage on a bare machine with make and Python 3.11 or newer: every target sets itself up in .venv.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo serve test check bench
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= examples/forestage.toml
+ARGS ?=
+BENCH ?= $(wildcard benchmarks/[a-z]*.py)
+
+PIP_INSTALL := $(BIN)/python -m pip --quiet --no-input --disable-pip-version-check install -c constraints.txt
+SERVE_READY := $(VENV)/.serve-ready
+DEV_READY := $(VENV)/.dev-ready
+
+help:
+	@echo 'make demo    start the service on made-up pages, prefetch some, show what happened'
+	@echo 'make serve   run the service; CONFIG=$(CONFIG)'
+	@echo 'make test    run all tests; ARGS="-k lease" chooses'
+	@echo 'make check   formatting, lint, types, layering'
+	@echo 'make bench   run the benchmarks; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the Python that .venv is made with.'
+	@echo 'test, check and bench install torch, by default with CUDA; for the smaller build without, set'
+	@echo 'PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to where CPU builds lie.'
+
+# A link that leads nowhere counts as absent, so a .venv whose Python is gone is made anew.
+$(BIN)/python:
+	@echo 'forestage: creating $(VENV)'
+	@scripts/make-venv $(VENV)
+
+$(SERVE_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'forestage: installing the service'
+	@$(PIP_INSTALL) -e '.[serve]'
+	@touch $@
+
+$(DEV_READY): $(SERVE_READY)
+	@echo 'forestage: installing torch and the development tools, some minutes the first time'
+	@$(PIP_INSTALL) -e '.[service,dev]'
+	@touch $@
+
+demo: $(SERVE_READY)
+	@$(BIN)/python -m forestage.demo $(ARGS)
+
+serve: $(SERVE_READY)
+	@exec $(BIN)/forestage serve --config '$(CONFIG)' $(ARGS)
+
+test: $(DEV_READY)
+	@$(BIN)/pytest -q -ra $(ARGS)
+
+check: $(DEV_READY)
+	@failed=; \
+	for tool in 'ruff format --check --quiet .' 'ruff check --quiet .' mypy 'lint-imports --no-logo'; do \
+	    echo "-- $$tool"; \
+	    $(BIN)/$$tool || failed="$$failed $${tool%% *}"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "forestage: check failed:$$failed" >&2; exit 1; fi
+
+bench: $(DEV_READY)
+	@for file in $(BENCH); do \
+	    echo "-- $$file"; \
+	    $(BIN)/python "$$file" $(ARGS) || exit 1; \
+	done
