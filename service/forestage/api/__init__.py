@@ -1,1 +1,1 @@
-"""api."""
+"""The HTTP door: parses, types, and answers. Decides nothing."""

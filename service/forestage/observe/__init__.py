@@ -1,1 +1,1 @@
-"""observe."""
+"""What operators see: metrics and logs."""

@@ -1,0 +1,28 @@
+"""The FastAPI application."""
+
+from fastapi import FastAPI
+
+from forestage.api.auth import BearerToken
+from forestage.api.context import Context
+from forestage.api.probes import build_probes
+from forestage.api.problems import install
+from forestage.api.routes import build_router
+
+__all__ = ["create_app"]
+
+
+def create_app(context: Context, token: str = "") -> FastAPI:
+    """Build the application over a running service. A `token` makes every route but probes and metrics want it."""
+    app = FastAPI(
+        title="Forestage",
+        version=context.version,
+        description="Brings KV-cache pages into a shared host pool before an LLM engine needs them.",
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+    )
+    install(app)
+    app.include_router(build_probes(context))
+    app.include_router(build_router(context))
+    if token:
+        app.add_middleware(BearerToken, token=token)
+    return app

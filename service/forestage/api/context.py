@@ -1,0 +1,42 @@
+"""What the routes need of the running service, handed in once."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forestage.config import Config
+from forestage.core.geometry import Geometry
+from forestage.prefetch.service import PrefetchService
+
+__all__ = ["Context", "PoolFacts"]
+
+
+class PoolFacts(Protocol):
+    """What the API tells about the pool file."""
+
+    path: str
+    size: int
+    instance: str
+    generation: int
+    pinned: str
+    hugepages: str
+    geometry: Geometry
+
+
+@dataclass(slots=True)
+class Context:
+    """`storage_up` says whether L3 answers; `exposition` renders the metrics for an Accept header."""
+
+    config: Config
+    service: PrefetchService
+    pool: PoolFacts
+    storage_up: Callable[[], bool]
+    exposition: Callable[[str], tuple[bytes, str]]
+    version: str
+    started: float = field(default_factory=time.monotonic)
+    stopping: bool = False
+
+    @property
+    def storage_state(self) -> str:
+        return "up" if self.storage_up() else "degraded"

@@ -1,0 +1,97 @@
+"""What answers say of jobs, leases, models and the pool, in the contract's words."""
+
+from dataclasses import asdict
+from typing import Any
+
+from forestage.core.geometry import Geometry, Region
+from forestage.core.job import Job, Lengths
+from forestage.core.layout import ModelLayout
+from forestage.core.leases import Lease
+from forestage.core.plan import Plan
+
+__all__ = ["describe_job", "describe_lease", "describe_lookup", "describe_model", "describe_regions"]
+
+
+def _pages_and_tokens(lengths: dict[str, int], layout: ModelLayout) -> dict[str, Any]:
+    tokens = {name: pages * layout.page_tokens for name, pages in lengths.items()}
+    return {"page_tokens": layout.page_tokens, "pages": lengths, "tokens": tokens}
+
+
+def describe_lease(layout: ModelLayout, lengths: Lengths, lease: Lease | None, remaining_ms: int) -> dict[str, Any]:
+    """Describe a leased prefix. Slots are shown only while the lease lives: afterwards they may hold anything."""
+    answer: dict[str, Any] = {"model": layout.name, **_pages_and_tokens(asdict(lengths), layout)}
+    if lease is not None and lease.alive and remaining_ms > 0:
+        answer["lease"] = {"id": lease.id, "expires_in_ms": remaining_ms}
+        answer["slots"] = {c.name: slots for c, slots in zip(layout.components, lease.slots, strict=True)}
+    return answer
+
+
+def describe_job(job: Job, remaining_ms: int, timing_ms: dict[str, float]) -> dict[str, Any]:
+    """Describe a prefetch as it is now."""
+    loaded, joined = job.count_pages()
+    return {
+        "request_id": job.request.request_id,
+        "state": job.state.value,
+        "outcome": None if job.outcome is None else job.outcome.value,
+        **describe_lease(job.layout, job.lengths(), job.lease, remaining_ms),
+        "loaded": loaded,
+        "joined": joined,
+        "shortfall": {reason.value: pages for reason, pages in job.shortfall.items()},
+        "timing_ms": {name: round(ms, 3) for name, ms in timing_ms.items()},
+    }
+
+
+def describe_lookup(layout: ModelLayout, plan: Plan) -> dict[str, Any]:
+    """Describe what a prefetch would find and be granted."""
+    pages = {
+        "requested": plan.requested,
+        "host": plan.host,
+        "stored": plan.stored,
+        "restorable": plan.restorable,
+        "grantable": plan.granted,
+    }
+    return {"model": layout.name, **_pages_and_tokens(pages, layout)}
+
+
+def describe_model(layout: ModelLayout, geometry: Geometry) -> dict[str, Any]:
+    """Describe a model's layout and what of the pool it has."""
+    return {
+        "name": layout.name,
+        "fingerprint": layout.fingerprint,
+        "page_tokens": layout.page_tokens,
+        "shards": layout.shards,
+        "dtype": layout.dtype,
+        "layout": layout.layout,
+        "components": [
+            {
+                "name": c.name,
+                "bytes": c.bytes,
+                "shards": c.shards,
+                "covers": c.covers.value,
+                "window": c.window,
+                "slots": geometry.region(layout.name, c.name).slots,
+            }
+            for c in layout.components
+        ],
+    }
+
+
+def _describe_region(region: Region) -> dict[str, int]:
+    component = region.component
+    return {
+        "offset": region.offset,
+        "slot_bytes": component.slot_bytes,
+        "slots": region.slots,
+        "shards": component.shards,
+        "shard_bytes": component.shard_bytes,
+        "bytes": component.bytes,
+        "table_offset": region.table_offset,
+    }
+
+
+def describe_regions(geometry: Geometry) -> dict[str, dict[str, dict[str, int]]]:
+    """Describe where each component's slots lie in the pool file; offsets and strides in bytes."""
+    regions: dict[str, dict[str, dict[str, int]]] = {}
+    for region in geometry.regions:
+        regions.setdefault(region.model.name, {})[region.component.name] = _describe_region(region)
+    return regions

@@ -1,0 +1,37 @@
+"""Liveness, readiness and metrics: answered on the loop, without storage, token or queue."""
+
+from fastapi import APIRouter, Request, Response
+
+from forestage.api.codec import answer
+from forestage.api.context import Context
+from forestage.api.problems import problem
+from forestage.api.schemas import Health, Problem
+
+__all__ = ["build_probes"]
+
+
+def build_probes(context: Context) -> APIRouter:
+    """Build `/healthz`, `/readyz` and `/metrics`."""
+    router = APIRouter()
+
+    @router.get("/healthz", summary="Say that the event loop turns", response_model=Health)
+    async def healthz(request: Request) -> Response:
+        return answer(request, {"status": "ok"})
+
+    @router.get(
+        "/readyz",
+        summary="Say whether prefetches are taken",
+        response_model=Health,
+        responses={503: {"model": Problem, "description": "stopping"}},
+    )
+    async def readyz(request: Request) -> Response:
+        if context.stopping:
+            return problem(503, "stopping", "the service is stopping", storage=context.storage_state)
+        return answer(request, {"status": "ready", "storage": context.storage_state})
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        body, media_type = context.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": media_type})
+
+    return router

@@ -1,0 +1,61 @@
+"""Errors as RFC 9457 problem details. No stack trace, key, token or path ever leaves."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from forestage.core.errors import ForestageError
+
+__all__ = ["PROBLEM_TYPE", "install", "problem"]
+
+PROBLEM_TYPE = "application/problem+json"
+log = logging.getLogger("forestage.api")
+
+_SLUGS = {404: "not-found", 405: "method-not-allowed", 401: "unauthorized"}
+
+
+def problem(
+    status: int, slug: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: object
+) -> Response:
+    """Build a problem answer; `more` are extension members."""
+    body = {"type": slug, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
+    return Response(json.dumps(body), status, headers, PROBLEM_TYPE)
+
+
+def _of_forestage(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ForestageError)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return problem(error.status, error.slug, error.detail, headers=headers)
+
+
+def _of_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    slug = _SLUGS.get(error.status_code, "http-error")
+    return problem(error.status_code, slug, str(error.detail), headers=error.headers)
+
+
+def _of_validation(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    where = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:10])
+    return problem(422, "invalid-request", where)
+
+
+def _of_anything(_: Request, error: Exception) -> Response:
+    log.error("a request failed inside the service: %s", type(error).__name__, exc_info=error)
+    return problem(500, "internal", "the service failed; its log says why")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an app as a problem."""
+    app.add_exception_handler(ForestageError, _of_forestage)
+    app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(RequestValidationError, _of_validation)
+    app.add_exception_handler(Exception, _of_anything)

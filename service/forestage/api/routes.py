@@ -1,0 +1,189 @@
+"""The routes of CONTRACT section 4: prefetch, lookup, leases, pool, models, info."""
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from forestage.api.codec import answer, read_body
+from forestage.api.context import Context
+from forestage.api.describe import describe_job, describe_lease, describe_lookup, describe_model, describe_regions
+from forestage.api.keys import parse_keys
+from forestage.api.schemas import (
+    MAX_WAIT_MS,
+    InfoAnswer,
+    LeaseBody,
+    LeasedAnswer,
+    LookupAnswer,
+    ModelsAnswer,
+    PoolAnswer,
+    PrefetchAnswer,
+    PrefetchBody,
+    PrefixBody,
+    Problem,
+    RenewAnswer,
+    RenewBody,
+    check,
+    request_schema,
+)
+from forestage.api.waiting import wait_for_job
+from forestage.core.job import Job, PrefetchRequest
+
+__all__ = ["build_router"]
+
+WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many milliseconds for the job to be done")]
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": "see `type`", "content": schema} for status in statuses}
+
+
+_BODY_PROBLEMS = (400, 404, 413, 415, 422)
+
+
+def build_router(context: Context) -> APIRouter:
+    """Build the routes over a running service."""
+    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    config, service = context.config, context.service
+
+    def describe(job: Job) -> dict[str, Any]:
+        remaining = 0 if job.lease is None else service.remaining_ms(job.lease)
+        return describe_job(job, remaining, service.spans_ms(job))
+
+    async def read_prefix(request: Request) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        body = await read_body(request, config.server.max_body_bytes)
+        keys = parse_keys(body.pop("keys", None), body.pop("key_bytes", None), config.prefetch.max_pages)
+        return body, keys
+
+    @router.post(
+        "/prefetch",
+        summary="Bring a prefix into the host pool",
+        response_model=PrefetchAnswer,
+        responses=_problems(*_BODY_PROBLEMS, 409, 429, 503)
+        | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
+        openapi_extra=request_schema(PrefetchBody),
+    )
+    async def start_prefetch(request: Request) -> Response:
+        raw, keys = await read_prefix(request)
+        body = check(PrefetchBody, raw, len(keys))
+        wanted = PrefetchRequest(
+            request_id=body.request_id or uuid.uuid4().hex,
+            model=body.model,
+            keys=keys,
+            device_pages=body.device_pages,
+            min_pages=config.prefetch.min_pages if body.min_pages is None else body.min_pages,
+            priority=body.priority,
+            deadline_ms=config.prefetch.deadline_ms if body.deadline_ms is None else body.deadline_ms,
+            lease_ms=min(body.lease_ms or config.lease.default_ms, config.lease.max_ms),
+            tenant=body.tenant,
+        )
+        job, new = service.submit(wanted)
+        if not await wait_for_job(service, job, body.wait_ms, request.receive) and new:
+            service.cancel(job)
+        return answer(request, describe(job), 200 if job.done else 202)
+
+    @router.get(
+        "/prefetch/{request_id}",
+        summary="Say how a prefetch stands, at once or when it is done",
+        response_model=PrefetchAnswer,
+        responses=_problems(404, 422),
+    )
+    async def get_prefetch(request: Request, request_id: str, wait_ms: WaitMs = 0) -> Response:
+        job = service.find(request_id)
+        await wait_for_job(service, job, wait_ms, request.receive)
+        return answer(request, describe(job))
+
+    @router.post(
+        "/prefetch/{request_id}/finish",
+        summary="Stop a prefetch now and keep what is ready",
+        response_model=PrefetchAnswer,
+        responses=_problems(404, 503),
+    )
+    async def finish_prefetch(request: Request, request_id: str) -> Response:
+        job = service.find(request_id)
+        service.finish(job)
+        # It settles within prefetch.settle_ms; the generous bound only guards against a wedged loop.
+        await wait_for_job(service, job, config.prefetch.settle_ms + 10_000, request.receive)
+        return answer(request, describe(job))
+
+    @router.delete("/prefetch/{request_id}", summary="Cancel and forget a prefetch, release its lease", status_code=204)
+    async def delete_prefetch(request_id: str) -> Response:
+        service.forget(request_id)
+        return Response(status_code=204)
+
+    @router.post(
+        "/lookup",
+        summary="Say what a prefetch would find and be granted",
+        response_model=LookupAnswer,
+        responses=_problems(*_BODY_PROBLEMS),
+        openapi_extra=request_schema(PrefixBody),
+    )
+    async def lookup(request: Request) -> Response:
+        raw, keys = await read_prefix(request)
+        body = check(PrefixBody, raw, len(keys))
+        layout = service.engine.pool(body.model).layout
+        return answer(request, describe_lookup(layout, await service.lookup(body.model, keys, body.device_pages)))
+
+    @router.post(
+        "/leases",
+        summary="Lease what is resident of a prefix",
+        response_model=LeasedAnswer,
+        response_model_exclude_none=True,
+        responses=_problems(*_BODY_PROBLEMS, 503),
+        openapi_extra=request_schema(LeaseBody),
+    )
+    async def take_lease(request: Request) -> Response:
+        raw, keys = await read_prefix(request)
+        body = check(LeaseBody, raw, len(keys))
+        layout = service.engine.pool(body.model).layout
+        lease_ms = min(body.lease_ms or config.lease.default_ms, config.lease.max_ms)
+        lengths, lease = service.take_lease(body.model, keys, body.device_pages, lease_ms)
+        remaining = 0 if lease is None else service.remaining_ms(lease)
+        return answer(request, describe_lease(layout, lengths, lease, remaining))
+
+    @router.post(
+        "/leases/{lease_id}/renew",
+        summary="Let a lease live on",
+        response_model=RenewAnswer,
+        responses=_problems(400, 410, 413, 415, 422),
+        openapi_extra=request_schema(RenewBody),
+    )
+    async def renew_lease(request: Request, lease_id: str) -> Response:
+        body = check(RenewBody, await read_body(request, config.server.max_body_bytes))
+        lease = service.renew_lease(lease_id, min(body.lease_ms or config.lease.default_ms, config.lease.max_ms))
+        return answer(request, {"lease": {"id": lease.id, "expires_in_ms": service.remaining_ms(lease)}})
+
+    @router.delete("/leases/{lease_id}", summary="Release a lease", status_code=204)
+    async def release_lease(lease_id: str) -> Response:
+        service.release_lease(lease_id)
+        return Response(status_code=204)
+
+    @router.get("/pool", summary="Say where the pool is and how it is laid out", response_model=PoolAnswer)
+    async def get_pool(request: Request) -> Response:
+        pool = context.pool
+        facts = {"path": pool.path, "bytes": pool.size, "instance": pool.instance, "generation": pool.generation}
+        return answer(request, {**facts, "regions": describe_regions(pool.geometry)})
+
+    @router.get("/models", summary="List the configured models", response_model=ModelsAnswer)
+    async def get_models(request: Request) -> Response:
+        layouts = [pool.layout for pool in service.engine.pools.values()]
+        return answer(request, {"models": [describe_model(layout, context.pool.geometry) for layout in layouts]})
+
+    @router.get("/info", summary="Say what this service is", response_model=InfoAnswer)
+    async def get_info(request: Request) -> Response:
+        info = {
+            "version": context.version,
+            "storage": config.storage.kind,
+            "storage_state": context.storage_state,
+            "pinned": context.pool.pinned,
+            "hugepages": context.pool.hugepages,
+            "uptime_s": round(time.monotonic() - context.started, 3),
+            "instance": context.pool.instance,
+            "generation": context.pool.generation,
+            "models": list(service.engine.pools),
+        }
+        return answer(request, info)
+
+    return router

@@ -1,0 +1,214 @@
+"""Shapes of requests and answers; what OpenAPI shows. Unknown fields in a request are refused."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forestage.core.errors import BadRequestError
+
+__all__ = [
+    "Health",
+    "InfoAnswer",
+    "LeaseBody",
+    "LeasedAnswer",
+    "LookupAnswer",
+    "ModelsAnswer",
+    "PoolAnswer",
+    "PrefetchAnswer",
+    "PrefetchBody",
+    "PrefixBody",
+    "Problem",
+    "RenewAnswer",
+    "RenewBody",
+    "check",
+    "request_schema",
+]
+
+MAX_MS = 86_400_000  # one day
+MAX_WAIT_MS = 600_000
+PageKey = Annotated[str, Field(pattern="^([0-9a-fA-F]{2}){16,64}$")]
+Millis = Annotated[int, Field(ge=0, le=MAX_MS)]
+LeaseMillis = Annotated[int, Field(ge=1, le=MAX_MS)]
+Pages = Annotated[int, Field(ge=0, le=2**31)]
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\-]{1,128}$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PrefixBody(_Body):
+    """Which prefix: `keys` in page order; the first `device_pages` are on the GPU already."""
+
+    model: str = Field(min_length=1, max_length=256)
+    keys: list[PageKey] = Field(json_schema_extra={"uniqueItems": True})
+    device_pages: Pages = 0
+
+
+class PrefetchBody(PrefixBody):
+    """What to bring, and on which terms. Times are milliseconds; 0 means none."""
+
+    request_id: RequestId | None = None
+    min_pages: Pages | None = None
+    priority: int = Field(default=0, ge=-(2**31), le=2**31)
+    deadline_ms: Millis | None = None
+    wait_ms: int = Field(default=0, ge=0, le=MAX_WAIT_MS)
+    lease_ms: LeaseMillis | None = None
+    tenant: str = Field(default="default", min_length=1, max_length=128)
+
+
+class LeaseBody(PrefixBody):
+    """Which resident prefix to lease, and for how long."""
+
+    lease_ms: LeaseMillis | None = None
+
+
+class RenewBody(_Body):
+    """How long a lease shall live from now."""
+
+    lease_ms: LeaseMillis | None = None
+
+
+class LengthsAnswer(BaseModel):
+    requested: int
+    host: int
+    stored: int
+    restorable: int
+    granted: int
+    ready: int
+
+
+class LookupLengths(BaseModel):
+    requested: int
+    host: int
+    stored: int
+    restorable: int
+    grantable: int
+
+
+class LeaseAnswer(BaseModel):
+    id: str
+    expires_in_ms: int
+
+
+class PrefetchAnswer(BaseModel):
+    request_id: str
+    model: str
+    state: Literal["queued", "probing", "loading", "done"]
+    outcome: Literal["complete", "partial", "miss", "declined", "cancelled"] | None
+    page_tokens: int
+    pages: LengthsAnswer
+    tokens: LengthsAnswer
+    loaded: int
+    joined: int
+    shortfall: dict[str, int]
+    lease: LeaseAnswer | None = None
+    slots: dict[str, list[int]] | None = None
+    timing_ms: dict[str, float]
+
+
+class LookupAnswer(BaseModel):
+    model: str
+    page_tokens: int
+    pages: LookupLengths
+    tokens: LookupLengths
+
+
+class LeasedAnswer(BaseModel):
+    model: str
+    page_tokens: int
+    pages: LengthsAnswer
+    tokens: LengthsAnswer
+    lease: LeaseAnswer | None = None
+    slots: dict[str, list[int]] | None = None
+
+
+class RenewAnswer(BaseModel):
+    lease: LeaseAnswer
+
+
+class RegionAnswer(BaseModel):
+    offset: int
+    slot_bytes: int
+    slots: int
+    shards: int
+    shard_bytes: int
+    bytes: int
+    table_offset: int
+
+
+class PoolAnswer(BaseModel):
+    path: str
+    bytes: int
+    instance: str
+    generation: int
+    regions: dict[str, dict[str, RegionAnswer]]
+
+
+class ComponentAnswer(BaseModel):
+    name: str
+    bytes: int
+    shards: int
+    covers: Literal["every_page", "tail"]
+    window: int
+    slots: int
+
+
+class ModelAnswer(BaseModel):
+    name: str
+    fingerprint: str
+    page_tokens: int
+    shards: int
+    dtype: str
+    layout: str
+    components: list[ComponentAnswer]
+
+
+class ModelsAnswer(BaseModel):
+    models: list[ModelAnswer]
+
+
+class InfoAnswer(BaseModel):
+    version: str
+    storage: str
+    storage_state: Literal["up", "degraded"]
+    pinned: str
+    hugepages: str
+    uptime_s: float
+    instance: str
+    generation: int
+    models: list[str]
+
+
+class Health(BaseModel):
+    status: str
+    storage: Literal["up", "degraded"] | None = None
+
+
+class Problem(BaseModel):
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+B = TypeVar("B", bound=_Body)
+
+
+def check(shape: type[B], body: dict[str, Any], num_keys: int = 0) -> B:
+    """Check a parsed body without its keys (those are parsed apart, thousands at a time); raises BadRequestError."""
+    try:
+        checked = shape.model_validate({**body, "keys": []} if "keys" in shape.model_fields else body)
+    except ValidationError as error:
+        mistakes = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:10]]
+        raise BadRequestError("; ".join(mistakes)) from None
+    if isinstance(checked, PrefixBody) and checked.device_pages > num_keys:
+        raise BadRequestError(f"device_pages: {checked.device_pages}, but only {num_keys} keys")
+    return checked
+
+
+def request_schema(shape: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI part that says what a body looks like."""
+    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

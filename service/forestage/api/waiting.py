@@ -1,0 +1,33 @@
+"""Waiting for a job on behalf of a client who may leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from forestage.core.job import Job
+from forestage.prefetch.service import PrefetchService
+
+__all__ = ["wait_for_job"]
+
+
+async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def wait_for_job(service: PrefetchService, job: Job, wait_ms: int, receive: Callable[[], Awaitable[Any]]) -> bool:
+    """Wait up to `wait_ms` milliseconds for a job; False if the client left before it was done.
+
+    The body must have been read, so that the next message of `receive` can only be the disconnect.
+    """
+    if job.done or not wait_ms:
+        return True
+    done = asyncio.create_task(service.wait(job))
+    left = asyncio.create_task(_client_left(receive))
+    try:
+        await asyncio.wait({done, left}, timeout=wait_ms / 1e3, return_when=asyncio.FIRST_COMPLETED)
+        return done.done() or not left.done()
+    finally:
+        done.cancel()
+        left.cancel()
+        await asyncio.gather(done, left, return_exceptions=True)

@@ -1,0 +1,79 @@
+"""Puts a service together from its configuration: storage, pools, engine, metrics."""
+
+from dataclasses import dataclass
+
+from forestage import __version__
+from forestage.config import Config
+from forestage.core.breaker import Breaker
+from forestage.core.engine import Engine, EngineSettings
+from forestage.core.errors import StartError
+from forestage.core.model_pool import ModelPool
+from forestage.observe.metrics import Metrics
+from forestage.pool.file import PoolFile, PoolSettings
+from forestage.prefetch.service import PrefetchService
+from forestage.storage.base import Storage
+from forestage.storage.files import FileStorage
+from forestage.storage.hicache import HicacheFileStorage
+from forestage.storage.wrap import GuardedStorage
+
+__all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of one running service. `storage` is the guarded one."""
+
+    config: Config
+    pool: PoolFile
+    storage: GuardedStorage
+    metrics: Metrics
+    service: PrefetchService
+
+
+def pool_settings(config: Config) -> PoolSettings:
+    """Return section `[pool]` as the pool wants it."""
+    pool = config.pool
+    return PoolSettings(pool.path, pool.bytes, pool.pin, pool.hugepages, pool.numa_node, pool.mode)
+
+
+def build_storage(config: Config) -> Storage:
+    """Make the configured storage; it is not opened. Raises StartError for a kind that this version lacks."""
+    storage = config.storage
+    match storage.kind:
+        case "file":
+            return FileStorage(storage.file.root, direct=storage.file.direct, readers=storage.readers)
+        case "hicache-file":
+            return HicacheFileStorage(storage.hicache_file.root, readers=storage.readers)
+        case _:
+            raise StartError(f"storage.kind: {storage.kind} is not supported by this version")
+
+
+def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
+    """Connect pool and storage. Must be called on the event loop that will run the service."""
+    metrics = Metrics(storage.kind, __version__)
+    guarded = GuardedStorage(
+        storage,
+        probe_timeout_s=config.storage.probe_timeout_ms / 1e3,
+        stall_timeout_s=config.storage.stall_timeout_ms / 1e3,
+        breaker=Breaker(),
+        observe=metrics,
+    )
+    regions = pool.geometry.regions
+    index_of = {(region.model.name, region.component_index): i for i, region in enumerate(regions)}
+    pools = {}
+    for layout in config.layouts():
+        mine = [index_of[layout.name, c] for c in range(len(layout.components))]
+        capacities = [regions[i].slots for i in mine]
+        events = [pool.tables[i] for i in mine]
+        pools[layout.name] = ModelPool(layout, capacities, events, config.lease.max_pinned_fraction)
+    settings = EngineSettings(
+        budget_bytes=int(sum(region.data_bytes for region in regions) * config.prefetch.max_inflight_fraction),
+        queue_limit=config.prefetch.queue_limit,
+        settle_s=config.prefetch.settle_ms / 1e3,
+        keep_done_s=config.prefetch.keep_done_ms / 1e3,
+        max_lease_s=config.lease.max_ms / 1e3,
+    )
+    engine = Engine(pools, settings)
+    metrics.watch(engine, pool.path, pool.pinned, pool.generation)
+    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, metrics)
+    return Assembly(config, pool, guarded, metrics, service)

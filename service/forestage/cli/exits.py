@@ -1,0 +1,13 @@
+"""Exit codes that scripts can rely on."""
+
+from enum import IntEnum
+
+__all__ = ["Exit"]
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1  # no service there, or it refused
+    USAGE = 2  # command line or configuration
+    PARTIAL = 3  # prefetch: a part of the prefix is ready; status: storage is degraded
+    MISS = 4  # prefetch: nothing beyond device_pages is ready

@@ -1,0 +1,177 @@
+"""Runs the service: pool, storage, engine and API up, and down again within the grace."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from forestage import __version__
+from forestage.api.app import create_app
+from forestage.api.context import Context
+from forestage.assembly import Assembly, assemble, build_storage, pool_settings
+from forestage.config import Config, read_token
+from forestage.core.errors import StartError
+from forestage.pool.file import PoolFile
+from forestage.sockets import bind_tcp, bind_unix
+
+__all__ = ["run"]
+
+log = logging.getLogger("forestage.server")
+
+# Reader threads give the interpreter away around every system call; the loop must not wait the default 5 ms for it.
+_SWITCH_INTERVAL_S = 0.0005
+_KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
+_LAST_ANSWERS_S = 0.5  # of the grace, kept for writing answers out
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own idea of signals, that says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks to stop, the second ends the grace."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.now = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._received)
+
+    def _received(self) -> None:
+        (self.now if self.stop.is_set() else self.stop).set()
+
+
+def run(config: Config, grace_s: float, announce: Callable[[str], None]) -> int:
+    """Serve until a signal; return the exit code. `announce` gets the one line that says the service is ready."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            clean = runner.run(_serve(config, grace_s, announce))
+    except StartError as error:
+        print(f"forestage: {error.detail}", file=sys.stderr)
+        return 2
+    if not clean:
+        # A reader thread hangs in a system call; waiting for it would outlast any grace.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # optional: asyncio's own loop serves as well, slower
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]) -> bool:
+    signals = _Signals()
+    with contextlib.ExitStack() as stack:
+        tcp = stack.enter_context(bind_tcp(config.server.host, config.server.port))
+        sockets = [tcp]
+        if config.server.uds:
+            sockets.append(stack.enter_context(bind_unix(config.server.uds)))
+            stack.callback(_unlink, config.server.uds)
+        token = read_token(config.server.token_file) if config.server.token_file else ""
+        storage = build_storage(config)
+        await storage.open()
+        pool = await asyncio.to_thread(PoolFile.create, pool_settings(config), config.layouts())
+        stack.callback(pool.close)
+        if signals.stop.is_set():
+            return True
+        return await _serve_pool(assemble(config, pool, storage), sockets, token, signals, grace_s, announce)
+
+
+async def _serve_pool(
+    parts: Assembly,
+    sockets: list[socket.socket],
+    token: str,
+    signals: _Signals,
+    grace_s: float,
+    announce: Callable[[str], None],
+) -> bool:
+    config, service = parts.config, parts.service
+    context = Context(config, service, parts.pool, parts.storage.is_up, parts.metrics.exposition, __version__)
+    server = _Server(
+        uvicorn.Config(
+            create_app(context, token),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, int(grace_s)),
+        )
+    )
+    started = asyncio.Event()
+    running = asyncio.create_task(service.run(started))
+    await started.wait()
+    serving = asyncio.create_task(server.serve(sockets))
+    await _first_of(serving, asyncio.create_task(server.listening.wait()))
+    announce(_ready_line(config, parts, sockets[0]))
+    stop = asyncio.create_task(signals.stop.wait())
+    await _first_of(stop, running, serving)
+    deadline = time.monotonic() + grace_s
+    context.stopping = True
+    log.info("stopping within %.1f s", grace_s)
+    hurry = asyncio.create_task(signals.now.wait())
+    settling = asyncio.create_task(service.stop(max(0.0, grace_s - _LAST_ANSWERS_S)))
+    await _first_of(settling, hurry)
+    server.should_exit = True
+    server.force_exit = hurry.done()
+    await asyncio.wait({serving}, timeout=max(0.1, deadline - time.monotonic()))
+    await asyncio.wait({running}, timeout=max(0.1, deadline - time.monotonic()) if settling.done() else 0.1)
+    for task in (hurry, stop, settling):
+        task.cancel()
+    await parts.storage.aclose()
+    clean = running.done()
+    for task in (running, serving):
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    if not clean:
+        log.warning("leaving although reads hang in the storage")
+        running.cancel()
+    return clean
+
+
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _ready_line(config: Config, parts: Assembly, tcp: socket.socket) -> str:
+    host, port = tcp.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    places = f"http://{shown}:{port}"
+    if config.server.uds:
+        places += f" unix:{config.server.uds}"
+    return f"forestage ready {places} pool={parts.pool.path} storage={config.storage.kind}"
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
