@@ -1,0 +1,98 @@
+"""The light client of Forestage: ask for pages, read them from shared memory.
+
+Importing it loads neither torch nor an HTTP library; the first client made loads the latter.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from forestage_client._errors import (
+    BadRequest,
+    Conflict,
+    DeadlineExceeded,
+    ForestageError,
+    Gone,
+    NotFound,
+    QueueFull,
+    ServerFault,
+    Stopping,
+    TooLarge,
+    Unauthorized,
+    Unreachable,
+)
+from forestage_client._types import (
+    Component,
+    Info,
+    Lease,
+    Leased,
+    Lengths,
+    Lookup,
+    LookupLengths,
+    Model,
+    Pool,
+    Prefetch,
+    Readiness,
+    Region,
+)
+
+if TYPE_CHECKING:
+    from forestage_client._codec import Encoding, Key
+    from forestage_client.aclient import AsyncClient
+    from forestage_client.client import Client
+    from forestage_client.pool_view import PoolView, Stale
+
+__all__ = [
+    "AsyncClient",
+    "BadRequest",
+    "Client",
+    "Component",
+    "Conflict",
+    "DeadlineExceeded",
+    "Encoding",
+    "ForestageError",
+    "Gone",
+    "Info",
+    "Key",
+    "Lease",
+    "Leased",
+    "Lengths",
+    "Lookup",
+    "LookupLengths",
+    "Model",
+    "NotFound",
+    "Pool",
+    "PoolView",
+    "Prefetch",
+    "QueueFull",
+    "Readiness",
+    "Region",
+    "ServerFault",
+    "Stale",
+    "Stopping",
+    "TooLarge",
+    "Unauthorized",
+    "Unreachable",
+]
+
+
+# A worker that only reads pages loads no client, a router that only prefetches never maps the pool.
+_LOADED_WHEN_USED = {
+    "AsyncClient": "aclient",
+    "Client": "client",
+    "Encoding": "_codec",
+    "Key": "_codec",
+    "PoolView": "pool_view",
+    "Stale": "pool_view",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_LOADED_WHEN_USED[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,207 @@
+"""From decoded answers to values.
+
+Law: every function raises ValueError for an answer without its shape, and never looks at members it does not know.
+"""
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, TypeVar, cast
+
+from forestage_client._codec import decode_slots
+from forestage_client._types import (
+    Component,
+    Info,
+    Lease,
+    Leased,
+    Lengths,
+    Lookup,
+    LookupLengths,
+    Model,
+    Pool,
+    Prefetch,
+    Region,
+)
+
+__all__ = ["read_info", "read_leased", "read_lookup", "read_models", "read_pool", "read_prefetch", "read_renewed"]
+
+T = TypeVar("T")
+
+
+def read_prefetch(answer: object) -> Prefetch:
+    job = _members(answer)
+    lease = job.get("lease")
+    outcome = job.get("outcome")
+    return Prefetch(
+        request_id=_text(job, "request_id"),
+        model=_text(job, "model"),
+        state=_text(job, "state"),
+        outcome=None if outcome is None else str(outcome),
+        page_tokens=_number(job, "page_tokens"),
+        pages=_lengths(_get(job, "pages")),
+        tokens=_lengths(_get(job, "tokens")),
+        loaded=_number(job, "loaded"),
+        joined=_number(job, "joined"),
+        shortfall=_each(job.get("shortfall"), _as_number),
+        lease=None if lease is None else _lease(lease),
+        slots=_each(job.get("slots"), decode_slots),
+        timing_ms=_each(job.get("timing_ms"), _as_float),
+    )
+
+
+def read_lookup(answer: object) -> Lookup:
+    found = _members(answer)
+    return Lookup(pages=_lookup_lengths(_get(found, "pages")), tokens=_lookup_lengths(_get(found, "tokens")))
+
+
+def read_leased(answer: object, device_pages: int) -> Leased:
+    taken = _members(answer)
+    lease = taken.get("lease")
+    return Leased(
+        pages=_lengths(_get(taken, "pages"), otherwise=device_pages),
+        lease=None if lease is None else _lease(lease),
+        slots=_each(taken.get("slots"), decode_slots),
+    )
+
+
+def read_renewed(answer: object) -> Lease:
+    """Read a renewed lease, bare or under the name `lease`."""
+    renewed = _members(answer)
+    return _lease(renewed.get("lease", renewed))
+
+
+def read_pool(answer: object) -> Pool:
+    pool = _members(answer)
+    return Pool(
+        path=_text(pool, "path"),
+        bytes=_number(pool, "bytes"),
+        instance=str(_get(pool, "instance")),
+        generation=_number(pool, "generation"),
+        regions=_each(_get(pool, "regions"), lambda regions: _each(regions, _region)),
+    )
+
+
+def read_models(answer: object) -> tuple[Model, ...]:
+    """Read the configured models: a list, bare or under the name `models`."""
+    listed = answer.get("models") if isinstance(answer, dict) else answer
+    if not isinstance(listed, list):
+        raise ValueError("models must be a list")
+    return tuple(_model(_members(model)) for model in listed)
+
+
+def read_info(answer: object) -> Info:
+    info = _members(answer)
+    return Info(
+        version=_text(info, "version"),
+        storage=_text(info, "storage"),
+        pinned=_text(info, "pinned"),
+        uptime_s=_as_float(_get(info, "uptime_s")),
+        fields=info,
+    )
+
+
+def _model(model: Mapping[str, Any]) -> Model:
+    components = _get(model, "components")
+    if not isinstance(components, list):
+        raise ValueError("components must be a list")
+    return Model(
+        name=_text(model, "name"),
+        page_tokens=_number(model, "page_tokens"),
+        components=tuple(_component(_members(component)) for component in components),
+        shards=_number(model, "shards"),
+        dtype=_text(model, "dtype"),
+        layout=_text(model, "layout"),
+        fingerprint=_text(model, "fingerprint"),
+    )
+
+
+def _component(component: Mapping[str, Any]) -> Component:
+    slots = component.get("slots")
+    return Component(
+        name=_text(component, "name"),
+        bytes=_number(component, "bytes"),
+        covers=_text(component, "covers"),
+        window=_as_number(component.get("window") or 0),
+        shards=_number(component, "shards"),
+        slots=None if slots is None else _as_number(slots),
+    )
+
+
+def _region(region: object) -> Region:
+    members = _members(region)
+    return Region(
+        offset=_number(members, "offset"),
+        slot_bytes=_number(members, "slot_bytes"),
+        slots=_number(members, "slots"),
+        shards=_number(members, "shards"),
+        shard_bytes=_number(members, "shard_bytes"),
+    )
+
+
+def _lease(lease: object) -> Lease:
+    members = _members(lease)
+    return Lease(id=_text(members, "id"), expires_in_ms=_number(members, "expires_in_ms"))
+
+
+def _lengths(lengths: object, otherwise: int | None = None) -> Lengths:
+    members = _members(lengths)
+    return Lengths(
+        requested=_number(members, "requested"),
+        host=_number(members, "host", otherwise),
+        stored=_number(members, "stored", otherwise),
+        restorable=_number(members, "restorable", otherwise),
+        granted=_number(members, "granted", otherwise),
+        ready=_number(members, "ready", otherwise),
+    )
+
+
+def _lookup_lengths(lengths: object) -> LookupLengths:
+    members = _members(lengths)
+    return LookupLengths(
+        requested=_number(members, "requested"),
+        host=_number(members, "host"),
+        stored=_number(members, "stored"),
+        restorable=_number(members, "restorable"),
+        grantable=_number(members, "grantable"),
+    )
+
+
+def _members(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {type(value).__name__}")
+    return cast("dict[str, Any]", value)
+
+
+def _get(members: Mapping[str, Any], name: str) -> object:
+    if name not in members:
+        raise ValueError(f"{name} is missing")
+    value: object = members[name]
+    return value
+
+
+def _text(members: Mapping[str, Any], name: str) -> str:
+    value = _get(members, name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string")
+    return value
+
+
+def _number(members: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    if otherwise is not None and name not in members:
+        return otherwise
+    return _as_number(_get(members, name))
+
+
+def _as_number(value: object) -> int:
+    if not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"expected a number, got {value!r}")
+    return round(value)  # a service may well count milliseconds in fractions
+
+
+def _as_float(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"expected a number, got {value!r}")
+    return float(value)
+
+
+def _each(value: object, read: Callable[[object], T]) -> dict[str, T]:
+    return {} if value is None else {name: read(member) for name, member in _members(value).items()}

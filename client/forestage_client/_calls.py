@@ -1,0 +1,232 @@
+"""Every route as a value: what is sent, how long it may take, and how its answer is read. No I/O here."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Never, TypeVar
+from urllib.parse import quote
+
+from forestage_client import _answers
+from forestage_client._codec import MEDIA_TYPES, Encoding, Key, decode_body, encode_body
+from forestage_client._errors import ServerFault, error_for
+from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness
+
+__all__ = [
+    "Answer",
+    "Call",
+    "cancel",
+    "finish",
+    "get_prefetch",
+    "healthy",
+    "info",
+    "lease",
+    "lookup",
+    "metrics",
+    "models",
+    "pool",
+    "prefetch",
+    "ready",
+    "release",
+    "renew",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer as it came; header names are compared as the mapping does it."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def value(self) -> object:
+        """Decode the body; raises ValueError."""
+        return decode_body(self.content, self.headers.get("content-type", ""))
+
+    def raise_error(self) -> Never:
+        """Raise the error that this answer describes, a problem+json body or not."""
+        try:
+            problem = json.loads(self.content)
+        except (ValueError, RecursionError):
+            problem = None
+        if not isinstance(problem, dict):
+            problem = {}
+        title = problem.get("title") or f"the service answered {self.status}"
+        detail = problem.get("detail") or title
+        retry_after = self.headers.get("retry-after", "")
+        raise error_for(
+            self.status,
+            _slug(problem.get("type")),
+            str(detail),
+            float(retry_after) if retry_after.isdecimal() else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """One request. `wait_ms` is how long the service may sit on it on top of its usual time.
+
+    `repeatable`: sending it twice has the effect of sending it once, so it may be sent again when a connection breaks.
+    """
+
+    method: str
+    path: str
+    read: Callable[[Answer], T_co]
+    body: Mapping[str, object] | None = None
+    keys: Sequence[Key] | None = None
+    wait_ms: int = 0
+    repeatable: bool = True
+
+    def content(self, encoding: Encoding) -> bytes | None:
+        """Write the body, if there is one. Raises BadRequest for keys that are no keys."""
+        return None if self.body is None else encode_body(self.body, self.keys, encoding)
+
+    def headers(self, encoding: Encoding) -> dict[str, str]:
+        media_type = MEDIA_TYPES[encoding]
+        accept = {"accept": f"{media_type}, */*;q=0.1"}  # errors are problem+json, metrics text
+        return accept if self.body is None else {**accept, "content-type": media_type}
+
+    def result(self, answer: Answer) -> T_co:
+        """Read the answer; raises the ForestageError it describes, or ServerFault if it makes no sense."""
+        try:
+            return self.read(answer)
+        except ValueError as error:
+            slug, where = "unreadable-answer", f"{self.method} {self.path}"
+            raise ServerFault(f"{where}: {error}", status=answer.status, slug=slug) from error
+
+
+def prefetch(
+    model: str,
+    keys: Sequence[Key],
+    *,
+    request_id: str | None,
+    device_pages: int,
+    min_pages: int | None,
+    priority: int | None,
+    deadline_ms: int | None,
+    wait_ms: int | None,
+    lease_ms: int | None,
+    tenant: str | None,
+) -> Call[Prefetch]:
+    body = _given(
+        model=model,
+        # With an id of its own, every prefetch may be sent again when a connection breaks.
+        request_id=os.urandom(16).hex() if request_id is None else request_id,
+        device_pages=device_pages,
+        min_pages=min_pages,
+        priority=priority,
+        deadline_ms=deadline_ms,
+        wait_ms=wait_ms,
+        lease_ms=lease_ms,
+        tenant=tenant,
+    )
+    return Call("POST", "/v1/prefetch", _body(_answers.read_prefetch), body, keys, wait_ms or 0)
+
+
+def get_prefetch(request_id: str, wait_ms: int) -> Call[Prefetch]:
+    query = f"?wait_ms={wait_ms}" if wait_ms else ""
+    return Call("GET", _job_path(request_id) + query, _body(_answers.read_prefetch), wait_ms=wait_ms)
+
+
+def finish(request_id: str) -> Call[Prefetch]:
+    return Call("POST", _job_path(request_id) + "/finish", _body(_answers.read_prefetch))
+
+
+def cancel(request_id: str) -> Call[None]:
+    return Call("DELETE", _job_path(request_id), _nothing)
+
+
+def lookup(model: str, keys: Sequence[Key], device_pages: int) -> Call[Lookup]:
+    body = _given(model=model, device_pages=device_pages)
+    return Call("POST", "/v1/lookup", _body(_answers.read_lookup), body, keys)
+
+
+def lease(model: str, keys: Sequence[Key], device_pages: int, lease_ms: int | None) -> Call[Leased]:
+    def read(answer: object) -> Leased:
+        return _answers.read_leased(answer, device_pages)
+
+    body = _given(model=model, device_pages=device_pages, lease_ms=lease_ms)
+    # A second lease would hold the slots until it expires, with nobody to release it.
+    return Call("POST", "/v1/leases", _body(read), body, keys, repeatable=False)
+
+
+def renew(lease_id: str, lease_ms: int) -> Call[Lease]:
+    path = f"/v1/leases/{quote(lease_id, safe=':')}/renew"
+    return Call("POST", path, _body(_answers.read_renewed), _given(lease_ms=lease_ms))
+
+
+def release(lease_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/leases/{quote(lease_id, safe=':')}", _nothing)
+
+
+def pool() -> Call[Pool]:
+    return Call("GET", "/v1/pool", _body(_answers.read_pool))
+
+
+def models() -> Call[tuple[Model, ...]]:
+    return Call("GET", "/v1/models", _body(_answers.read_models))
+
+
+def info() -> Call[Info]:
+    return Call("GET", "/v1/info", _body(_answers.read_info))
+
+
+def healthy() -> Call[bool]:
+    return Call("GET", "/healthz", lambda answer: answer.status == 200)
+
+
+def ready() -> Call[Readiness]:
+    return Call("GET", "/readyz", _readiness)
+
+
+def metrics() -> Call[str]:
+    return Call("GET", "/metrics", _as_text)
+
+
+def _given(**members: object) -> dict[str, object]:
+    """Leave out what the caller left to the service."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _body(read: Callable[[object], T]) -> Callable[[Answer], T]:
+    def read_answer(answer: Answer) -> T:
+        return read(_checked(answer).value())
+
+    return read_answer
+
+
+def _nothing(answer: Answer) -> None:
+    _checked(answer)
+
+
+def _as_text(answer: Answer) -> str:
+    return _checked(answer).content.decode()
+
+
+def _readiness(answer: Answer) -> Readiness:
+    if answer.status == 503:
+        return Readiness(False)
+    value = _checked(answer).value()
+    storage = value.get("storage") if isinstance(value, dict) else None
+    return Readiness(True, storage if isinstance(storage, str) else "")
+
+
+def _checked(answer: Answer) -> Answer:
+    if not 200 <= answer.status < 300:
+        answer.raise_error()
+    return answer
+
+
+def _job_path(request_id: str) -> str:
+    return f"/v1/prefetch/{quote(request_id, safe=':')}"
+
+
+def _slug(problem_type: object) -> str | None:
+    # RFC 9457 wants a URI reference, so that the slug may be the end of one.
+    if not isinstance(problem_type, str) or problem_type in ("", "about:blank"):
+        return None
+    return problem_type.rstrip("/").rpartition("/")[2].rpartition(":")[2]

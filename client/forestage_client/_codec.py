@@ -1,0 +1,121 @@
+"""Bodies on the wire: JSON or MessagePack, page keys as hex or bin, slot lists as integers or one bin.
+
+Law: `decode_keys(decode_body(encode_body(body, keys, encoding)))` gives the same keys in the same order, as bytes.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgpack
+
+from forestage_client._errors import BadRequest
+
+__all__ = [
+    "JSON_TYPE",
+    "MEDIA_TYPES",
+    "MSGPACK_TYPE",
+    "Encoding",
+    "Key",
+    "decode_body",
+    "decode_keys",
+    "decode_slots",
+    "encode_body",
+    "encode_slots",
+]
+
+Encoding = Literal["msgpack", "json"]
+Key = str | bytes
+"""A page key: 16 to 64 bytes, or the same as hex."""
+
+JSON_TYPE = "application/json"
+MSGPACK_TYPE = "application/msgpack"
+MEDIA_TYPES: Mapping[str, str] = {"json": JSON_TYPE, "msgpack": MSGPACK_TYPE}
+
+
+def encode_body(body: Mapping[str, object], keys: Sequence[Key] | None, encoding: Encoding) -> bytes:
+    """Write a request body; `keys` become its field `keys`. Raises BadRequest for keys that are no keys."""
+    if keys is not None and isinstance(keys, str | bytes):
+        raise BadRequest("keys must be a sequence of keys, not one key")
+    if encoding == "json":
+        fields = body if keys is None else {**body, "keys": [_as_hex(key) for key in keys]}
+        return json.dumps(fields, separators=(",", ":")).encode()
+    packed: bytes = msgpack.packb(body if keys is None else {**body, **_packed_keys(keys)})
+    return packed
+
+
+def decode_body(content: bytes, content_type: str) -> object:
+    """Read a body, by its media type; raises ValueError when it is neither whole JSON nor whole MessagePack."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == MSGPACK_TYPE:
+        try:
+            return msgpack.unpackb(content)
+        except (msgpack.UnpackException, TypeError, RecursionError) as error:
+            raise ValueError(f"unreadable MessagePack: {error}") from error
+    if media_type == JSON_TYPE or media_type.endswith("+json"):
+        try:
+            return json.loads(content)
+        except RecursionError as error:
+            raise ValueError("JSON nested too deeply") from error
+    raise ValueError(f"media type {media_type or 'absent'}")
+
+
+def decode_keys(body: Mapping[str, Any]) -> list[bytes]:
+    """Return the page keys of a decoded request body, whichever way they were written; raises ValueError."""
+    keys = body.get("keys")
+    if isinstance(keys, bytes):
+        size = body.get("key_bytes")
+        if not isinstance(size, int) or size < 1 or len(keys) % size:
+            raise ValueError("key_bytes must divide the length of keys")
+        return [keys[start : start + size] for start in range(0, len(keys), size)]
+    if not isinstance(keys, list):
+        raise ValueError("keys must be a list")
+    return [key if isinstance(key, bytes) else bytes.fromhex(_as_text(key)) for key in keys]
+
+
+def encode_slots(slots: Sequence[int], encoding: Encoding) -> list[int] | bytes:
+    """Write a slot list the way services do: integers in JSON, little-endian u32 in MessagePack."""
+    return list(slots) if encoding == "json" else struct.pack(f"<{len(slots)}I", *slots)
+
+
+def decode_slots(value: object) -> tuple[int, ...]:
+    """Read a slot list in either form; raises ValueError for anything else."""
+    if isinstance(value, bytes):
+        if len(value) % 4:
+            raise ValueError("a slot list in bin form must be whole 4-byte numbers")
+        return struct.unpack(f"<{len(value) // 4}I", value)
+    if isinstance(value, list) and all(isinstance(slot, int) for slot in value):
+        return tuple(value)
+    raise ValueError("a slot list must be integers or bin")
+
+
+def _packed_keys(keys: Sequence[Key]) -> dict[str, object]:
+    raw = [_as_bytes(key) for key in keys]
+    sizes = {len(key) for key in raw}
+    if len(sizes) == 1:
+        return {"keys": b"".join(raw), "key_bytes": sizes.pop()}
+    return {"keys": raw}
+
+
+def _as_hex(key: Key) -> str:
+    return key.hex() if isinstance(key, bytes) else _as_text(key)
+
+
+def _as_bytes(key: Key) -> bytes:
+    if isinstance(key, bytes):
+        return key
+    text = _as_text(key)
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError as error:
+        raise BadRequest(f"a page key must be hex: {text[:140]!r}") from error
+    if len(raw) * 2 != len(text):  # fromhex skips blanks
+        raise BadRequest(f"a page key must be hex: {text[:140]!r}")
+    return raw
+
+
+def _as_text(key: object) -> str:
+    if not isinstance(key, str):
+        raise BadRequest(f"a page key must be hex or bytes, not {type(key).__name__}")
+    return key

@@ -1,0 +1,183 @@
+"""What the service answers, as values. Lengths are prefix lengths in pages from page 0 of the request's keys.
+
+All are frozen and may be pickled. Members that a newer service adds to its answers are ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "Component",
+    "Info",
+    "Lease",
+    "Leased",
+    "Lengths",
+    "Lookup",
+    "LookupLengths",
+    "Model",
+    "Pool",
+    "Prefetch",
+    "Readiness",
+    "Region",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How far a prefix goes: device_pages <= host <= stored <= requested, ready <= granted <= restorable <= stored."""
+
+    requested: int
+    host: int
+    stored: int
+    restorable: int
+    granted: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookupLengths:
+    """How far a prefix would go; `grantable` is what a prefetch could get room for now."""
+
+    requested: int
+    host: int
+    stored: int
+    restorable: int
+    grantable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A promise that named slots are neither evicted nor rewritten for `expires_in_ms` from the answer on."""
+
+    id: str
+    expires_in_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A job as it was when the service answered; final once `done`.
+
+    `state`: "queued", "probing", "loading" or "done". `outcome`: None until done, then "complete", "partial", "miss",
+    "declined" or "cancelled". `tokens` is `pages` in tokens. `loaded` and `joined` count pages. `shortfall` maps a
+    reason to a number of pages; absent means 0. `slots[component]` of a component that every page needs holds page
+    `device_pages + j` at index j; of a tail component, its window ending at `pages.ready`. Slots may be read while the
+    lease lasts; `slots` is empty and `lease` None unless the job is done with more than `device_pages` ready.
+    """
+
+    request_id: str
+    model: str
+    state: str
+    outcome: str | None
+    page_tokens: int
+    pages: Lengths
+    tokens: Lengths
+    loaded: int
+    joined: int
+    shortfall: Mapping[str, int]
+    lease: Lease | None
+    slots: Mapping[str, tuple[int, ...]]
+    timing_ms: Mapping[str, float]
+
+    @property
+    def done(self) -> bool:
+        return self.state == "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a prefetch would find. A snapshot: nothing is held, and it may be outdated on arrival."""
+
+    pages: LookupLengths
+    tokens: LookupLengths
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The resident restorable prefix, leased without reading L3; `slots` and `lease` as in Prefetch.
+
+    Lengths that the service does not name are `device_pages`.
+    """
+
+    pages: Lengths
+    lease: Lease | None
+    slots: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where the slots of a component lie: slot i at `offset + i * slot_bytes`, shard s of it `s * shard_bytes` on.
+
+    All in bytes from the start of the pool file, but for `slots` and `shards`. `shard_bytes` is a stride and may
+    exceed the payload (`Component.bytes`).
+    """
+
+    offset: int
+    slot_bytes: int
+    slots: int
+    shards: int
+    shard_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The shared pool file: `regions[model][component]`. `instance` and `generation` change at every start."""
+
+    path: str
+    bytes: int
+    instance: str
+    generation: int
+    regions: Mapping[str, Mapping[str, Region]]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One payload kind of a page: `bytes` a page and shard; `window` in pages, for `covers` = "tail" only.
+
+    `slots` is None when the answer does not say.
+    """
+
+    name: str
+    bytes: int
+    covers: str = "every_page"
+    window: int = 0
+    shards: int = 1
+    slots: int | None = None
+
+    @property
+    def is_tail(self) -> bool:
+        return self.covers == "tail"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A configured model; `fingerprint` names its layout in L3."""
+
+    name: str
+    page_tokens: int
+    components: tuple[Component, ...]
+    shards: int = 1
+    dtype: str = "bfloat16"
+    layout: str = "page_first"
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What runs: `pinned` says how the pool is pinned. `fields` is the whole answer, newer members included."""
+
+    version: str
+    storage: str
+    pinned: str
+    uptime_s: float
+    fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the service takes work; `storage` is "up", "degraded" (prefetches end as misses) or "" if unsaid."""
+
+    ready: bool
+    storage: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ready

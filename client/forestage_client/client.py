@@ -1,0 +1,175 @@
+"""The client for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from forestage_client import _calls
+from forestage_client._codec import Encoding, Key
+from forestage_client._errors import DeadlineExceeded, Unreachable
+from forestage_client._http import Link, Wire, open_transport
+from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness
+from forestage_client._waiting import Waiting
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ["Client"]
+
+
+class Client:
+    """Talk to a Forestage service. Any number of threads may share one; make a new one after a fork.
+
+    Connections are kept open and reused. A call whose connection breaks is sent once more on a fresh one, unless it
+    is `lease`, which is not safe to repeat. Use it as a context manager, or call `close`.
+
+    Every call raises the leaves of ForestageError and nothing else of its own: see `docs/client.md`.
+
+    Args:
+        url: `http://host:port` or `unix:/path/to.sock`.
+        token: what the service's `server.token_file` holds; blanks around it are dropped. Never logged or shown.
+        timeout_s: how long a call may take, in seconds, beyond the wait that the call itself asks for.
+        encoding: "msgpack" or "json" bodies; the results are the same.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8470",
+        *,
+        token: str | None = None,
+        timeout_s: float = 5.0,
+        encoding: Encoding = "msgpack",
+    ) -> None:
+        """Check the arguments (ValueError); connects with the first call."""
+        self._wire = Wire(url, token, timeout_s, encoding)
+        self._link = Link(self._wire, self._connect)
+
+    def _connect(self) -> httpx2.BaseTransport:
+        return open_transport(self._wire.unix_socket)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._wire.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; jobs and leases live on. Idempotent."""
+        self._link.close()
+
+    def prefetch(
+        self,
+        model: str,
+        keys: Sequence[Key],
+        *,
+        request_id: str | None = None,
+        device_pages: int = 0,
+        min_pages: int | None = None,
+        priority: int | None = None,
+        deadline_ms: int | None = None,
+        wait_ms: int | None = None,
+        lease_ms: int | None = None,
+        tenant: str | None = None,
+    ) -> Prefetch:
+        """Start a job that brings the pages of `keys` (hex or bytes) into the pool, and return it as it then is.
+
+        Lengths are in pages. With `wait_ms` the answer comes when the job is done or that time is over; if this
+        call is broken off meanwhile, the service cancels the job. With a known `request_id` and the same arguments
+        that job is returned; None makes an id. What is None is left to the service's configuration.
+
+        Raises NotFound (no such model), Conflict (id used for another request), QueueFull, BadRequest, TooLarge.
+        """
+        return self._link.send(
+            _calls.prefetch(
+                model,
+                keys,
+                request_id=request_id,
+                device_pages=device_pages,
+                min_pages=min_pages,
+                priority=priority,
+                deadline_ms=deadline_ms,
+                wait_ms=wait_ms,
+                lease_ms=lease_ms,
+                tenant=tenant,
+            )
+        )
+
+    def get_prefetch(self, request_id: str, wait_ms: int = 0) -> Prefetch:
+        """Return a job as it is now, or as soon as it is done within `wait_ms`.
+
+        Raises NotFound for a job that is unknown, cancelled or forgotten (`prefetch.keep_done_ms` after its end).
+        """
+        return self._link.send(_calls.get_prefetch(request_id, wait_ms))
+
+    def wait(self, request_id: str, timeout_s: float) -> Prefetch:
+        """Return a job once it is done. Raises DeadlineExceeded after `timeout_s` seconds; the job goes on."""
+        waiting = Waiting(request_id, timeout_s)
+        job = self._link.send(waiting.next_poll())
+        while not job.done:
+            job = self._link.send(waiting.next_poll(job))
+        return job
+
+    def finish(self, request_id: str) -> Prefetch:
+        """Stop a job now, keep what is ready, and return it done. A done job is returned as it is."""
+        return self._link.send(_calls.finish(request_id))
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a job, release its lease and forget it. Idempotent."""
+        self._link.send(_calls.cancel(request_id))
+
+    def lookup(self, model: str, keys: Sequence[Key], device_pages: int = 0) -> Lookup:
+        """Say what a prefetch would find now. Holds, fetches and changes nothing."""
+        return self._link.send(_calls.lookup(model, keys, device_pages))
+
+    def lease(self, model: str, keys: Sequence[Key], device_pages: int = 0, lease_ms: int | None = None) -> Leased:
+        """Lease the longest restorable prefix that is in the pool now. Never reads L3.
+
+        Not repeated when a connection breaks: after Unreachable with `maybe_sent` a lease may be held until it
+        expires.
+        """
+        return self._link.send(_calls.lease(model, keys, device_pages, lease_ms))
+
+    def renew(self, lease_id: str, lease_ms: int) -> Lease:
+        """Let a lease, a job's included, last `lease_ms` from now on. Raises Gone once it has ended."""
+        return self._link.send(_calls.renew(lease_id, lease_ms))
+
+    def release(self, lease_id: str) -> None:
+        """End a lease: its slots must not be read from here on. Idempotent."""
+        self._link.send(_calls.release(lease_id))
+
+    def pool(self) -> Pool:
+        """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""
+        return self._link.send(_calls.pool())
+
+    def models(self) -> tuple[Model, ...]:
+        """Return the configured models."""
+        return self._link.send(_calls.models())
+
+    def info(self) -> Info:
+        """Return what runs there."""
+        return self._link.send(_calls.info())
+
+    def healthy(self) -> bool:
+        """Say whether the service is alive; False, not an error, when it cannot be reached."""
+        try:
+            return self._link.send(_calls.healthy())
+        except (Unreachable, DeadlineExceeded):
+            return False
+
+    def ready(self) -> Readiness:
+        """Say whether the service takes work; not ready, and no error, when it cannot be reached."""
+        try:
+            return self._link.send(_calls.ready())
+        except (Unreachable, DeadlineExceeded):
+            return Readiness(False)
+
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text form."""
+        return self._link.send(_calls.metrics())

@@ -1,0 +1,196 @@
+"""A fake Forestage in memory, for the tests of programs that use this client.
+
+It answers both clients without a network and follows the service's arithmetic: hit lengths, boundaries, truncation,
+shortfall, leases, eviction, refusals. It holds no page bytes, has no pool file, and reads L3 in no time: a job is done
+when its prefetch returns, unless `hold` was called. Jobs never share reads, so `joined` is always 0.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Condition
+
+import httpx2
+
+from forestage_client._codec import (
+    JSON_TYPE,
+    MSGPACK_TYPE,
+    Encoding,
+    Key,
+    decode_body,
+    decode_keys,
+    encode_body,
+    encode_slots,
+)
+from forestage_client._errors import BadRequest, ForestageError, Unauthorized
+from forestage_client._fake_service import FakeService, Reply
+from forestage_client._types import Component, Model
+from forestage_client.aclient import AsyncClient
+from forestage_client.client import Client
+
+__all__ = ["DEMO_MODEL", "FakeForestage"]
+
+DEMO_MODEL = Model("demo", page_tokens=64, components=(Component("kv", bytes=65536),))
+
+_OPEN_PATHS = ("/healthz", "/readyz", "/metrics")
+
+
+class FakeForestage:
+    """An in-memory service. Threads and tasks may share it.
+
+    Args:
+        models: what is configured; `Component.slots` gives a component its own number of pool slots.
+        pool_pages: slots of every component that names none.
+        queue_limit: jobs held at once (see `hold`) before the next prefetch is refused with QueueFull.
+        token: what clients must send; those of `client` and `aclient` do.
+        default_lease_ms: how long leases last that name no time.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[Model] = (DEMO_MODEL,),
+        pool_pages: int = 1024,
+        *,
+        queue_limit: int = 1024,
+        token: str | None = None,
+        default_lease_ms: int = 30_000,
+    ) -> None:
+        self._service = FakeService(models, pool_pages, queue_limit, default_lease_ms)
+        self._token = token
+        self._changed = Condition()
+
+    # ---- for the test
+
+    def client(self, *, encoding: Encoding = "msgpack", token: str | None = None) -> Client:
+        """Return a Client of this service; it sends `token`, or the right one if None."""
+        return _FakeClient(self, token or self._token, encoding)
+
+    def aclient(self, *, encoding: Encoding = "msgpack", token: str | None = None) -> AsyncClient:
+        """Return an AsyncClient of this service; it sends `token`, or the right one if None."""
+        return _FakeAsyncClient(self, token or self._token, encoding)
+
+    def store(self, model: str, keys: Sequence[Key], tail_states: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Put a prefix into L3. `tail_states` names, per tail component, the prefix lengths (pages) with a state."""
+        with self._changed:
+            self._service.pools[model].store(decode_keys({"keys": list(keys)}), tail_states or {})
+
+    def forget(self, model: str, keys: Sequence[Key], component: str | None = None) -> None:
+        """Take pages out of L3, of one component or of all; resident pages stay in the pool."""
+        with self._changed:
+            self._service.pools[model].forget(decode_keys({"keys": list(keys)}), component)
+
+    def hold(self) -> None:
+        """Let jobs that start from now on stay "loading", with their slots reserved, until `resume`."""
+        with self._changed:
+            self._service.holding = True
+
+    def resume(self) -> None:
+        """Let held and coming jobs be done."""
+        with self._changed:
+            self._service.resume()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Refuse everything with Stopping, as a service that shuts down."""
+        with self._changed:
+            self._service.stopping = True
+
+    @property
+    def now_s(self) -> float:
+        """The clock by which leases expire, in seconds. It stands still until set."""
+        return self._service.now_s
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        with self._changed:
+            self._service.now_s = now_s
+            self._service.expire()
+
+    @property
+    def num_leases(self) -> int:
+        """How many leases have neither expired nor been released: 0 after a program that cleans up."""
+        return len(self._service.leases)
+
+    # ---- for transports
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer one request; blocks while it waits for a held job (in real time)."""
+        with self._changed:
+            reply = self._accept(request)
+            if (job := reply.job) is not None:
+                self._changed.wait_for(lambda: job.done, reply.wait_ms / 1000)
+            return self._written(reply, request)
+
+    async def answer_async(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer one request; other tasks run while it waits for a held job (in real time)."""
+        with self._changed:
+            reply = self._accept(request)
+        ends = time.monotonic() + reply.wait_ms / 1000
+        while reply.job is not None and not reply.job.done and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        with self._changed:
+            return self._written(reply, request)
+
+    def _accept(self, request: httpx2.Request) -> Reply:
+        try:
+            authorization = request.headers.get("authorization")
+            if self._token and request.url.path not in _OPEN_PATHS and authorization != f"Bearer {self._token}":
+                raise Unauthorized("a bearer token is needed")
+            path = request.url.path.strip("/").split("/")
+            reply = self._service.handle(request.method, path, dict(request.url.params), _read_body(request))
+            self._changed.notify_all()
+        except ForestageError as error:
+            problem = {"type": error.slug, "title": type(error).__name__, "status": error.status}
+            return Reply(error.status or 500, {**problem, "detail": error.detail, "retry_after_s": error.retry_after_s})
+        return reply
+
+    def _written(self, reply: Reply, request: httpx2.Request) -> httpx2.Response:
+        status, value = reply.status, reply.value
+        if reply.job is not None:
+            status, value = 200 if reply.job.done else reply.status, self._service.describe(reply.job)
+        if not isinstance(value, dict):
+            return httpx2.Response(status, content=str(value or ""), headers={"content-type": "text/plain"})
+        if status >= 400:
+            headers = {"content-type": "application/problem+json"}
+            if (retry_after_s := value.pop("retry_after_s")) is not None:
+                headers["retry-after"] = str(retry_after_s)
+            return httpx2.Response(status, content=encode_body(value, None, "json"), headers=headers)
+        packed = MSGPACK_TYPE in request.headers.get("accept", "")
+        encoding: Encoding = "msgpack" if packed else "json"
+        if "slots" in value:
+            value["slots"] = {name: encode_slots(slots, encoding) for name, slots in value["slots"].items()}
+        headers = {"content-type": MSGPACK_TYPE if packed else JSON_TYPE}
+        return httpx2.Response(status, content=encode_body(value, None, encoding), headers=headers)
+
+
+def _read_body(request: httpx2.Request) -> dict[str, object]:
+    if not request.content:
+        return {}
+    media_type = request.headers.get("content-type", "")
+    if media_type not in (JSON_TYPE, MSGPACK_TYPE):
+        raise BadRequest(f"media type {media_type}", status=415, slug="unsupported-media-type")
+    try:
+        body = decode_body(request.content, media_type)
+    except ValueError as error:
+        raise BadRequest(str(error), status=400, slug="unparsable") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be an object")
+    return body
+
+
+class _FakeClient(Client):
+    def __init__(self, fake: FakeForestage, token: str | None, encoding: Encoding) -> None:
+        self._fake = fake
+        super().__init__("http://forestage.invalid", token=token, encoding=encoding)
+
+    def _connect(self) -> httpx2.BaseTransport:
+        return httpx2.MockTransport(self._fake.answer)
+
+
+class _FakeAsyncClient(AsyncClient):
+    def __init__(self, fake: FakeForestage, token: str | None, encoding: Encoding) -> None:
+        self._fake = fake
+        super().__init__("http://forestage.invalid", token=token, encoding=encoding)
+
+    def _connect(self) -> httpx2.AsyncBaseTransport:
+        return httpx2.MockTransport(self._fake.answer_async)
