@@ -3,7 +3,7 @@
 import pytest
 
 from config.toml_files import MINIMAL, load_text, mistakes_of
-from forestage.config.environment import variables
+from forestage.config.environment import overlay, variables
 
 # One line a setting: the text as an environment has it, and the value the service sees.
 SETTINGS: list[tuple[str, str, str, object]] = [
@@ -118,3 +118,12 @@ def test_a_variable_under_something_that_is_no_table_adds_no_mistake() -> None:
     assert mistakes_of("server = 5\n" + MINIMAL, {"FORESTAGE_SERVER__PORT": "1"}) == ["server: must be a table"]
     (line,) = mistakes_of('storage = {file = "x"}\n' + MINIMAL, {"FORESTAGE_STORAGE__FILE__ROOT": "1"})
     assert line == "storage.file: must be a table"
+
+
+def test_leaves_what_the_file_says_as_it_was() -> None:
+    raw = {"storage": {"file": {"root": "/a"}, "kind": "file"}}
+    merged, sources, mistakes = overlay(raw, {"FORESTAGE_STORAGE__FILE__ROOT": "/b", "FORESTAGE_POOL__PIN": "none"})
+    assert raw == {"storage": {"file": {"root": "/a"}, "kind": "file"}}
+    assert merged == {"storage": {"file": {"root": "/b"}, "kind": "file"}, "pool": {"pin": "none"}}
+    assert set(sources) == {("storage", "file", "root"), ("pool", "pin")}
+    assert mistakes == []

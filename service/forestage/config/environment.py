@@ -58,10 +58,9 @@ def _unknown(name: str, known: Mapping[str, object]) -> str:
     if rest == "MODELS" or rest.startswith("MODELS_"):
         return "models come only from the file"
     made_by_kubernetes = _SERVICE_LINK.fullmatch(rest)
-    hint = (
-        "; if Kubernetes made it for a Service, set enableServiceLinks: false in the pod" if made_by_kubernetes else ""
-    )
-    return "unknown variable" + close_to(rest, (k.removeprefix(PREFIX) for k in known), PREFIX) + hint
+    hint = "; if Kubernetes made it for a Service, set enableServiceLinks: false in the pod"
+    similar = close_to(rest, (key.removeprefix(PREFIX) for key in known), PREFIX)
+    return "unknown variable" + similar + (hint if made_by_kubernetes else "")
 
 
 def overlay(raw: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[Key, str], list[str]]:
@@ -69,7 +68,7 @@ def overlay(raw: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, 
 
     Returns the tables, the variable behind each key it set, and a line for every variable that sets nothing.
     """
-    merged = _copy(raw)
+    merged = dict(raw)
     sources: dict[Key, str] = {}
     mistakes: list[str] = []
     known = {_variable(key): (key, field) for key, field in _leaves(Config, ())}
@@ -78,14 +77,19 @@ def overlay(raw: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, 
             mistakes.append(f"{name if name.isprintable() else shown(name)}: {_unknown(name, known)}")
             continue
         key, field = known[name]
-        table: Any = merged
+        table: dict[str, Any] | None = merged
         for part in key[:-1]:
-            table = table.setdefault(part, {}) if isinstance(table, dict) else None
-        if isinstance(table, dict):  # else the file has something there that is no table, and validation says so
+            table = _own_copy(table, part)
+        if table is not None:  # else the file has something there that is no table, and validation says so
             table[key[-1]] = _from_text(field, environ[name])
             sources[key] = name
     return merged, sources, mistakes
 
 
-def _copy(value: Any) -> Any:
-    return {key: _copy(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+def _own_copy(table: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+    inner = None if table is None else table.get(name, {})
+    if table is None or not isinstance(inner, dict):
+        return None
+    copied = dict(inner)
+    table[name] = copied
+    return copied

@@ -16,7 +16,7 @@ __all__ = ["ConfigError", "Key", "close_to", "key_text", "shown", "validation_mi
 
 Key = tuple[str | int, ...]
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_BARE = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _SECRET_KEYS: frozenset[Key] = frozenset({("storage", "redis", "url")})
 _LONGEST_SHOWN = 60  # characters
 
@@ -61,12 +61,14 @@ def key_text(key: Key) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += ("." if text else "") + (part if _BARE.fullmatch(part) else json.dumps(part))
+            text += ("." if text else "") + (part if _BARE.fullmatch(part) else shown(part))
     return text
 
 
 def shown(value: object) -> str:
-    """Return a value on one line, cut where it is long."""
+    """Return a value on one line, cut where it is long. Of tables and arrays, only that they are such."""
+    if isinstance(value, dict | list):  # whose nesting may be too deep to print
+        return "a table" if isinstance(value, dict) else "an array"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long ones
@@ -106,7 +108,9 @@ def validation_mistakes(kind: type[BaseModel], error: ValidationError) -> list[t
             if key and key[-1] in _ARRAYS:
                 text += f": write at least one {_ARRAYS[str(key[-1])]}"
         else:
-            text = _RULES[rule].format(**context).replace("'", '"') if rule in _RULES else detail["msg"]
+            text = _RULES[rule].format(**context) if rule in _RULES else detail["msg"]
+            if rule == "literal_error":
+                text = text.replace("'", '"')
             if key not in _SECRET_KEYS:
                 text += f", got {shown(detail['input'])}"
         found.append((key, text))
