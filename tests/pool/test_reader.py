@@ -1,0 +1,93 @@
+"""Readers in processes of their own: never wrong bytes, and never the end of the pool."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from forestage.pool.file import PoolFile, PoolSettings
+from forestage_client.pool_view import PoolView
+from pool.conftest import Launcher, end_of
+from pool.pages import DEMO, KV_BYTES, fill, key_of, payload
+
+SECONDS = 1.5
+
+
+@pytest.fixture
+def pool(shm: Path) -> PoolFile:
+    return PoolFile.create(PoolSettings(str(shm / "pool"), 4 << 20, pin="none"), (DEMO,))
+
+
+def test_a_reader_never_accepts_wrong_bytes_while_slots_are_recycled(pool: PoolFile, launch: Launcher) -> None:
+    reader = launch("reader_process", pool.path, "recycle", SECONDS)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "attached\n"
+    pages = [(key_of(number), payload(key_of(number), KV_BYTES)) for number in range(64)]
+    table = pool.tables[0]
+    views = [pool.shard_views(0, slot)[0] for slot in range(8)]
+    number = fills = 0
+    while reader.poll() is None:
+        number += 1
+        slot = number * 5 % 8
+        table.begin_fill(slot)
+        if number % 7 == 0:
+            views[slot][: KV_BYTES // 2] = bytes(KV_BYTES // 2)  # a read that failed halfway
+            table.clear(slot)
+            continue
+        key, content = pages[number * 11 % 64]
+        views[slot][: KV_BYTES // 2] = content[: KV_BYTES // 2]
+        views[slot][KV_BYTES // 2 :] = content[KV_BYTES // 2 :]
+        table.publish(slot, key)
+        fills += 1
+        if number % 50 == 0:
+            # Give the reader pages that stay for a moment, or it would only ever come too late.
+            time.sleep(0.001)
+    status, out, complaints = end_of(reader)
+    assert (status, complaints) == (0, "")
+    seen = json.loads(out)
+    assert seen.get("wrong", 0) == 0
+    assert seen["accepted"] > 50
+    assert seen["stale"] > 50
+    assert fills > 1000
+    for view in views:
+        view.release()
+    pool.close()
+
+
+@pytest.mark.parametrize("how", ["normal", "error", "kill"])
+def test_a_reader_that_ends_leaves_the_pool(pool: PoolFile, launch: Launcher, how: str) -> None:
+    content = fill(pool, 0, 0, key_of(0))
+    for _ in range(3):
+        reader = launch("reader_process", pool.path, "wait" if how == "kill" else how)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "attached\n"
+        if how == "kill":
+            reader.kill()
+        status, out, complaints = end_of(reader)
+        if how == "normal":
+            assert (status, out, complaints) == (0, f"{KV_BYTES}\n", "")
+        elif how == "error":
+            assert status == 1
+            assert complaints.endswith("LookupError: the reader's own error\n")
+            assert "BufferError" not in complaints
+        else:
+            assert status == -signal.SIGKILL
+        assert pool.is_linked()
+    with PoolView(pool.path) as view:
+        assert view.copy("demo", "kv", 0, key_of(0)) == content
+        fill(pool, 0, 1, key_of(1))
+        assert view.copy("demo", "kv", 1, key_of(1)) == payload(key_of(1), KV_BYTES)
+    pool.close()
+
+
+def test_a_reader_outlives_the_service(pool: PoolFile, launch: Launcher) -> None:
+    fill(pool, 0, 0, key_of(0))
+    reader = launch("reader_process", pool.path, "wait")
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "attached\n"
+    pool.close()
+    assert end_of(reader) == (0, f"{KV_BYTES}\n", "")
+    with PoolView(pool.path) as view:
+        assert view.copy("demo", "kv", 0, key_of(0)) == payload(key_of(0), KV_BYTES)
