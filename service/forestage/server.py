@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -133,6 +134,9 @@ async def _serve_pool(
     await started.wait()
     serving = asyncio.create_task(server.serve(sockets))
     await _first_of(serving, asyncio.create_task(server.listening.wait()))
+    # What is alive now stays; jobs and pages make no cycles, so full collections only cost time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     announce(_ready_line(config, parts, sockets[0]))
     stop = asyncio.create_task(signals.stop.wait())
     await _first_of(stop, running, serving)

@@ -301,8 +301,9 @@ class Engine:
     def _advance(self, job: Job, now: float) -> None:
         """Move the contiguous length on, and end the job when nothing is pending."""
         every_page = job.layout.every_page
-        page = job.contiguous
-        while page < job.cut_at and all(page in job.holds[c] for c in every_page):
+        page, cut_at, held = job.contiguous, job.cut_at, job.holds[every_page[0]]
+        others = [job.holds[c] for c in every_page[1:]]
+        while page < cut_at and page in held and all(page in other for other in others):
             page += 1
         job.contiguous = page
         if not job.layout.tails:

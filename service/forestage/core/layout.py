@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 __all__ = ["Component", "Covers", "HicacheNaming", "ModelLayout"]
 
@@ -18,7 +19,8 @@ class Covers(StrEnum):
     TAIL = "tail"
 
 
-@dataclass(frozen=True, slots=True)
+# Not slotted: what follows from the fields is asked for once a page, so it is computed once a component.
+@dataclass(frozen=True)
 class Component:
     """One payload kind of a page.
 
@@ -33,17 +35,17 @@ class Component:
     window: int = 0
     slots: int | None = None
 
-    @property
+    @cached_property
     def is_tail(self) -> bool:
         return self.covers is Covers.TAIL
 
-    @property
+    @cached_property
     def shard_bytes(self) -> int:
         """Stride of one shard in a slot: the payload rounded up, so that every shard starts aligned."""
         align = PAGE_ALIGN if self.bytes >= PAGE_ALIGN else CACHE_LINE
         return -(-self.bytes // align) * align
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         return self.shards * self.shard_bytes
 
@@ -72,7 +74,9 @@ class ModelLayout:
     layout: str = "page_first"
     hicache: HicacheNaming | None = None
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex characters over everything that changes bytes; pool sizes and slot counts do not enter."""
         described = {
             "name": self.name,
             "page_tokens": self.page_tokens,
@@ -84,20 +88,14 @@ class ModelLayout:
             ],
         }
         canonical = json.dumps(described, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        object.__setattr__(self, "_fingerprint", hashlib.sha256(canonical.encode()).hexdigest()[:32])
+        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
-    @property
-    def fingerprint(self) -> str:
-        """32 hex characters over everything that changes bytes; pool sizes and slot counts do not enter."""
-        fingerprint: str = self.__dict__["_fingerprint"]
-        return fingerprint
-
-    @property
+    @cached_property
     def every_page(self) -> tuple[int, ...]:
         """Indexes of the components that every page of a prefix needs."""
         return tuple(i for i, c in enumerate(self.components) if not c.is_tail)
 
-    @property
+    @cached_property
     def tails(self) -> tuple[int, ...]:
         """Indexes of the components that only the window before a prefix end needs."""
         return tuple(i for i, c in enumerate(self.components) if c.is_tail)

@@ -1,0 +1,61 @@
+"""The OpenAPI document is valid, and requests made from it at random break no promise of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from support.configs import write_config
+from support.running import running
+
+SCHEMATHESIS = str(Path(sys.executable).with_name("schemathesis"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("token", ["", "secret"], ids=["open", "token"])
+def test_random_requests(tmp_path: Path, token: str) -> None:
+    (tmp_path / "token").write_text(token)
+    server = "port = 0" + (f'\ntoken_file = "{tmp_path}/token"' if token else "")
+    with running(write_config(tmp_path, server=server)) as service:
+        command = [
+            SCHEMATHESIS,
+            "run",
+            f"{service.url}/openapi.json",
+            "--max-examples=25",
+            "--seed=1",
+            "--checks=all",
+            # Not every limit can be said in a schema: device_pages <= len(keys), max_pages.
+            "--exclude-checks=positive_data_acceptance",
+            "--request-timeout=20",
+            "--generation-database=none",
+            "--no-color",
+        ]
+        if token:
+            command += ["--header", f"Authorization: Bearer {token}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-6000:]
+        assert service.stop() == 0
+    assert not [line for line in service.log if "Traceback" in line]
+
+
+def test_the_document_names_every_route(tmp_path: Path) -> None:
+    with running(write_config(tmp_path)) as service:
+        document = httpx2.get(f"{service.url}/openapi.json").json()
+    routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert routes == {
+        ("POST", "/v1/prefetch"),
+        ("GET", "/v1/prefetch/{request_id}"),
+        ("DELETE", "/v1/prefetch/{request_id}"),
+        ("POST", "/v1/prefetch/{request_id}/finish"),
+        ("POST", "/v1/lookup"),
+        ("POST", "/v1/leases"),
+        ("POST", "/v1/leases/{lease_id}/renew"),
+        ("DELETE", "/v1/leases/{lease_id}"),
+        ("GET", "/v1/pool"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/info"),
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/metrics"),
+    }
