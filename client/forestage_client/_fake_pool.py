@@ -1,10 +1,11 @@
 """The pool and the storage of one model as the fake service keeps them: keys and slots, no bytes.
 
-Law, per component: free + resident + reserved == slots; a held page is never evicted.
+Law, per component: free + resident + reserved == slots; `idle` are exactly the resident pages that nobody holds, in
+the order in which they are evicted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forestage_client._types import Component, Model
@@ -14,14 +15,14 @@ __all__ = ["FakePool", "Grant", "Hold", "Plan", "Shelf"]
 
 @dataclass(slots=True, eq=False)
 class Shelf:
-    """One component: what L3 has of it, and what its slots hold. `used[key]` orders resident pages for eviction."""
+    """One component: what L3 has of it, and what its slots hold."""
 
     component: Component
     slots: int
     free: list[int]
     stored: set[bytes] = field(default_factory=set)
     resident: dict[bytes, int] = field(default_factory=dict)
-    used: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    idle: dict[bytes, None] = field(default_factory=dict)
     holds: Counter[bytes] = field(default_factory=Counter)
 
     def needs(self, device_pages: int, length: int) -> range:
@@ -35,15 +36,12 @@ class Shelf:
     def is_anywhere(self, key: bytes) -> bool:
         return key in self.resident or key in self.stored
 
-    def evictable(self) -> Iterator[bytes]:
-        return (key for key in self.resident if not self.holds[key])
-
     def take(self) -> int:
-        """Take a free slot, or that of the least recently used page, the deepest of its chain first."""
+        """Take a free slot, or that of the page that has been idle for longest."""
         if self.free:
             return self.free.pop()
-        oldest = min(self.evictable(), key=self.used.__getitem__)
-        del self.used[oldest]
+        oldest = next(iter(self.idle))
+        del self.idle[oldest]
         return self.resident.pop(oldest)
 
 
@@ -95,7 +93,6 @@ class FakePool:
             self.shelves.append(Shelf(component, slots, list(reversed(range(slots)))))
         self._tails = [shelf for shelf in self.shelves if shelf.component.is_tail]
         self._every_page = [shelf for shelf in self.shelves if not shelf.component.is_tail]
-        self._turn = 0
 
     def store(self, keys: Sequence[bytes], tail_states: Mapping[str, Sequence[int]]) -> None:
         """Put pages into L3, and the tail components' windows that end at the given prefix lengths."""
@@ -146,7 +143,7 @@ class FakePool:
         for shelf, key, slot in grant.reserved:
             if whole and not shelf.is_resident(key):
                 shelf.resident[key] = slot
-                shelf.used[key] = (self._turn, 0)
+                shelf.idle[key] = None
             else:
                 shelf.free.append(slot)
         limit = grant.plan.granted if whole else grant.usable
@@ -156,25 +153,23 @@ class FakePool:
         return ready, holds
 
     def lease(self, keys: Sequence[bytes], device_pages: int, length: int) -> list[Hold]:
-        """Hold the resident pages of a prefix and mark them as used now."""
-        self._turn += 1
-        holds = []
-        for shelf in self.shelves:
-            for page in shelf.needs(device_pages, length):
-                shelf.used[keys[page]] = (self._turn, -page)
-                holds.append((shelf, keys[page]))
-        return self.hold(holds)
+        """Hold the resident pages of a prefix."""
+        return self.hold([(shelf, keys[page]) for shelf in self.shelves for page in shelf.needs(device_pages, length)])
 
     def hold(self, holds: list[Hold]) -> list[Hold]:
         for shelf, key in holds:
+            shelf.idle.pop(key, None)
             shelf.holds[key] += 1
         return holds
 
     def let_go(self, holds: list[Hold]) -> None:
-        """Give holds back; the list is empty afterwards, so that this is done once."""
+        """Give holds back, the deepest page first, so that it is evicted first. The list is empty afterwards."""
         while holds:
             shelf, key = holds.pop()
             shelf.holds[key] -= 1
+            if not shelf.holds[key]:
+                del shelf.holds[key]
+                shelf.idle[key] = None
 
     def _reach(self, keys: Sequence[bytes], device_pages: int, present: Present) -> int:
         length = device_pages
@@ -193,7 +188,7 @@ class FakePool:
         for shelf in self.shelves:
             wanted = {keys[page] for page in shelf.needs(device_pages, length)}
             kept = wanted if shelf.component.is_tail else wanted.union(keys[device_pages:host])
-            room = len(shelf.free) + sum(key not in kept for key in shelf.evictable())
+            room = len(shelf.free) + sum(key not in kept for key in shelf.idle)
             if sum(not shelf.is_resident(key) for key in wanted) > room:
                 return False
         return True

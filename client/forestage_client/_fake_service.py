@@ -112,6 +112,10 @@ class FakeService:
                 return Reply(200, {"version": "fake", "storage": "fake", "pinned": "none", "uptime_s": self.now_s})
         raise NotFound(f"no route {method} /{'/'.join(path)}")
 
+    @property
+    def jobs(self) -> list[FakeJob]:
+        return list(self._jobs.values())
+
     def describe(self, job: FakeJob) -> dict[str, object]:
         """Return a job as the service answers it."""
         plan, tokens = job.grant.plan, job.pool.model.page_tokens
@@ -142,7 +146,7 @@ class FakeService:
     def resume(self) -> None:
         """Let every job be done."""
         self.holding = False
-        for job in self._jobs.values():
+        for job in self.jobs:
             self._end(job)
 
     def expire(self) -> None:
@@ -164,7 +168,7 @@ class FakeService:
             if known.asked != asked:
                 raise Conflict(f"request id {request_id} was used for another request")
             return known
-        if sum(not job.done for job in self._jobs.values()) >= self._queue_limit:
+        if sum(not job.done for job in self.jobs) >= self._queue_limit:
             raise QueueFull("the queue is full", retry_after_s=1)
         grant = pool.grant(keys, device_pages, body.get("min_pages", 1))
         lease_ms = body.get("lease_ms", self._default_lease_ms)

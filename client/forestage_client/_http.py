@@ -101,14 +101,14 @@ class Wire:
         )
 
     @contextmanager
-    def translated(self, seconds: float) -> Iterator[None]:
+    def translated(self, call: Call[object]) -> Iterator[None]:
         """Turn httpx2's exceptions into ours, the cause kept."""
         import httpx2
 
         try:
             yield
         except httpx2.TimeoutException as error:
-            raise DeadlineExceeded(f"no answer from {self.url} within {seconds:.3g} s") from error
+            raise DeadlineExceeded(f"no answer from {self.url} within {self.budget_s(call):g} s") from error
         except httpx2.ConnectError as error:
             _close_refused(error.__cause__)
             raise Unreachable(f"cannot connect to {self.url}: {error}") from error
@@ -189,7 +189,7 @@ class Link:
     def _exchange(self, transport: httpx2.BaseTransport, call: Call[T], ends: float) -> Answer:
         seconds = max(ends - time.monotonic(), 1e-3)
         request = self._wire.request(call, seconds)
-        with self._wire.translated(seconds):
+        with self._wire.translated(call):
             response = transport.handle_request(request)
             return Answer(response.status_code, response.headers, response.read())
 
@@ -224,7 +224,7 @@ class AsyncLink:
     async def _exchange(self, transport: httpx2.AsyncBaseTransport, call: Call[T], ends: float) -> Answer:
         seconds = max(ends - time.monotonic(), 1e-3)
         request = self._wire.request(call, seconds)
-        with self._wire.translated(seconds):
+        with self._wire.translated(call):
             response = await transport.handle_async_request(request)
             return Answer(response.status_code, response.headers, await response.aread())
 
