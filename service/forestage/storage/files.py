@@ -1,0 +1,63 @@
+"""L3 in a directory, in our own value format: `root/fingerprint/component/xx/key-shard.page`."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+from forestage.core.errors import StartError
+from forestage.core.layout import ModelLayout
+from forestage.storage.direct import DirectShelf
+from forestage.storage.directory import DirectoryStorage
+from forestage.storage.envelope import seed_of
+from forestage.storage.shelf import Shelf, whole_pages
+
+__all__ = ["FileStorage"]
+
+
+class FileStorage(DirectoryStorage):
+    """Pages as files whose trailer vouches for name, size and content."""
+
+    kind = "file"
+
+    def __init__(self, root: str | os.PathLike[str], *, direct: bool = False, readers: int = 0) -> None:
+        """Touch nothing yet.
+
+        Args:
+            root: made by `open` or by the first write.
+            direct: read past the page cache where the file system can do that.
+            readers: threads that read; 0 chooses for this machine.
+        """
+        super().__init__(root, readers=readers)
+        self._direct = direct
+
+    async def open(self) -> None:
+        """Make the root. Raises StartError when that is impossible."""
+        job = self._probers.submit(partial(os.makedirs, self.root, exist_ok=True))
+        try:
+            await job.wait()
+        except OSError as error:
+            raise StartError(f"storage.file.root: cannot make {self.root}: {error.strerror}") from error
+        finally:
+            self._probers.replace_stalled(job)
+
+    def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
+        self.require_root()
+        num_shards = [component.shards for component in model.components]
+        for index, shelf in enumerate(self.shelves(model)):
+            endings = {ending: (index, shard) for shard, ending in enumerate(shelf.endings)}
+            for fan in range(256):
+                yield from whole_pages(f"{shelf.directory}/{fan:02x}", endings, num_shards)
+
+    def _shelf(self, model: ModelLayout, component_index: int) -> Shelf:
+        component = model.components[component_index]
+        if component.name in {"", ".", ".."} or "/" in component.name or "\0" in component.name:
+            raise ValueError(f"{component.name!r} cannot name a directory")
+        shards = range(component.shards)
+        kind = DirectShelf if self._direct else Shelf
+        return kind(
+            directory=f"{self.root}/{model.fingerprint}/{component.name}",
+            fans_out=True,
+            endings=tuple(f"-{shard}.page" for shard in shards),
+            payload_bytes=component.bytes,
+            seeds=tuple(seed_of(model.fingerprint, component.name, shard) for shard in shards),
+        )

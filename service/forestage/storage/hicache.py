@@ -1,0 +1,34 @@
+"""L3 in the flat directory of SGLang's file backend: raw payloads that only their exact size vouches for."""
+
+from collections.abc import Iterator
+
+from forestage.core.layout import ModelLayout
+from forestage.storage.directory import DirectoryStorage
+from forestage.storage.hicache_names import name_endings
+from forestage.storage.shelf import Shelf, whole_pages
+
+__all__ = ["HicacheFileStorage"]
+
+
+class HicacheFileStorage(DirectoryStorage):
+    """Pages that SGLang wrote or will read. Its directory may appear after us: until then probes say unavailable."""
+
+    kind = "hicache-file"
+
+    def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
+        self.require_root()
+        num_shards = [component.shards for component in model.components]
+        endings = {
+            ending: (index, shard)
+            for index, shelf in enumerate(self.shelves(model))
+            for shard, ending in enumerate(shelf.endings)
+        }
+        yield from whole_pages(self.root, endings, num_shards)
+
+    def _shelf(self, model: ModelLayout, component_index: int) -> Shelf:
+        return Shelf(
+            directory=self.root,
+            fans_out=False,
+            endings=name_endings(model, component_index),
+            payload_bytes=model.components[component_index].bytes,
+        )

@@ -1,0 +1,213 @@
+"""The page files of one component: one file a shard, found by name, read straight into a slot. Blocking.
+
+Law: a name stands for a whole page shard or for nothing. Files come into being under a temporary name and are renamed;
+a reader holds a file only while it reads it and trusts no size but the one it expects.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forestage.storage.base import Buffer, PageRead, ReadOutcome
+from forestage.storage.envelope import TRAILER_BYTES, seal
+
+__all__ = ["READ_FLAGS", "Shelf", "read_in_chunks", "whole_pages"]
+
+CHUNK_BYTES = 8 << 20  # at most so much between two looks at `stopped`, two touches of `progress`
+
+# Without O_NONBLOCK the open of a fifo would wait for its writer.
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})  # NFS says ESTALE of a deleted file
+_ODD_ENTRY = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE})  # link, socket, directory, fifo
+
+_NAME = re.compile(r"((?:[0-9a-f]{2}){16,64})([^0-9a-f].*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where the pages of one component lie and what a file of theirs looks like.
+
+    A file is called `directory/[first two hex digits of the key/]key` + `endings[shard]`. With `seeds` it ends in
+    the trailer of the envelope, seeded with `seeds[shard]`; without, it is the payload alone.
+    """
+
+    directory: str
+    fans_out: bool
+    endings: tuple[str, ...]
+    payload_bytes: int
+    seeds: tuple[int, ...] = ()
+
+    @cached_property
+    def file_bytes(self) -> int:
+        return self.payload_bytes + (TRAILER_BYTES if self.seeds else 0)
+
+    def stem(self, key: bytes) -> str:
+        """Return the path of a page without the ending of a shard."""
+        name = key.hex()
+        return f"{self.directory}/{name[:2]}/{name}" if self.fans_out else f"{self.directory}/{name}"
+
+    def new_spare(self) -> bytearray:
+        """Return the buffer that takes what does not go into a slot: the trailer, and one byte to notice longer files.
+
+        Every reading thread needs its own; any shelf of the same storage can use it.
+        """
+        return bytearray(TRAILER_BYTES + 1)
+
+    def holds(self, key: bytes) -> bool:
+        """Say whether all shards of a page are there, going by their names."""
+        stem = self.stem(key)
+        return all(os.access(stem + ending, os.F_OK) or _is_denied(stem + ending) for ending in self.endings)
+
+    def read(self, page: PageRead, spare: bytearray) -> ReadOutcome:
+        """Read and verify all shards of a page."""
+        stem = self.stem(page.key)
+        for shard, view in enumerate(page.views):
+            if shard and page.stopped:
+                return ReadOutcome.STOPPED
+            try:
+                got = self._read_file(stem + self.endings[shard], page, view, spare)
+            except OSError as error:
+                return _outcome_of(error)
+            if got != self.file_bytes:
+                return ReadOutcome.STOPPED if page.stopped and got < self.file_bytes else ReadOutcome.CORRUPT
+            if self.seeds and not spare.startswith(seal(view, page.key, self.seeds[shard])):
+                return ReadOutcome.CORRUPT
+        return ReadOutcome.LOADED
+
+    def write(self, key: bytes, shards: Sequence[Buffer]) -> None:
+        """Write all shards of a page under temporary names, then give them their names.
+
+        After an OSError nothing of this page is new but, at worst, some whole shards.
+        """
+        stem = self.stem(key)
+        directory = os.path.dirname(stem)
+        unnamed: list[str] = []
+        try:
+            for shard, payload in enumerate(shards):
+                trailer = seal(payload, key, self.seeds[shard]) if self.seeds else b""
+                temporary = f"{directory}/.{uuid.uuid4().hex}.tmp"
+                descriptor = _create(temporary)
+                unnamed.append(temporary)
+                try:
+                    _write_all(descriptor, payload)
+                    _write_all(descriptor, trailer)
+                finally:
+                    os.close(descriptor)
+            for ending in self.endings:
+                os.rename(unnamed[0], stem + ending)
+                del unnamed[0]
+        finally:
+            for temporary in unnamed:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+
+    def remove(self, key: bytes) -> bool:
+        """Unlink all shards of a page; say whether there was one."""
+        stem = self.stem(key)
+        removed = False
+        for ending in self.endings:
+            try:
+                os.unlink(stem + ending)
+                removed = True
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+        return removed
+
+    def _read_file(self, path: str, page: PageRead, view: memoryview, spare: bytearray) -> int:
+        """Fill `view` and then `spare` from one file; return how many bytes that were, fewer if stopped on the way."""
+        descriptor = os.open(path, READ_FLAGS)
+        try:
+            got = 0
+            if self.payload_bytes <= CHUNK_BYTES:
+                got = os.preadv(descriptor, (view, spare), 0)
+            if got >= self.file_bytes:
+                return got
+            return read_in_chunks(descriptor, page, view, spare, got, self.file_bytes)
+        finally:
+            os.close(descriptor)
+
+
+def read_in_chunks(descriptor: int, page: PageRead, head: memoryview, rest: Buffer, done: int, whole: int) -> int:
+    """Read on from offset `done`, into `head` and then into `rest`, until the file ends or `whole` bytes are there.
+
+    Returns how far it came: more than `whole` if the file is longer, less if it is shorter or the page was stopped.
+    """
+    straight = len(head)
+    while done < whole:
+        end = min(done + CHUNK_BYTES, straight)
+        buffers = [head[done:end]] if done < end else []
+        if end == straight:
+            buffers.append(memoryview(rest)[max(0, done - straight) :])
+        got = os.preadv(descriptor, buffers, done)
+        if got == 0:
+            break
+        done += got
+        page.progress += 1
+        if page.stopped:
+            break
+    return done
+
+
+def whole_pages(
+    directory: str, endings: Mapping[str, tuple[int, int]], num_shards: Sequence[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (component index, key) of each page in one directory that has all its shards.
+
+    `endings` maps the ending of a file name to component index and shard, `num_shards` is by component. Other names
+    are passed over; a directory that is not there is empty. Raises OSError for one that cannot be read.
+    """
+    seen: dict[tuple[int, str], int] = {}
+    try:
+        entries = os.scandir(directory)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            named = _NAME.fullmatch(entry.name)
+            place = endings.get(named[2]) if named else None
+            if named is None or place is None:
+                continue
+            component, shard = place
+            page = (component, named[1])
+            shards = seen.pop(page, 0) | 1 << shard
+            if shards == (1 << num_shards[component]) - 1:
+                yield component, bytes.fromhex(named[1])
+            else:
+                seen[page] = shards
+
+
+def _create(path: str) -> int:
+    try:
+        return os.open(path, _WRITE_FLAGS, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, _WRITE_FLAGS, 0o666)
+
+
+def _write_all(descriptor: int, content: Buffer) -> None:
+    left = memoryview(content)
+    while len(left):
+        left = left[os.write(descriptor, left[:CHUNK_BYTES]) :]
+
+
+def _is_denied(path: str) -> bool:
+    """Say whether looking failed for another reason than absence: the name may be there, the read will find out."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno not in _ABSENT
+    return True
+
+
+def _outcome_of(error: OSError) -> ReadOutcome:
+    if error.errno in _ABSENT:
+        return ReadOutcome.MISSING
+    return ReadOutcome.CORRUPT if error.errno in _ODD_ENTRY else ReadOutcome.ERROR
