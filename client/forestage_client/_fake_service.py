@@ -87,7 +87,9 @@ class FakeService:
                 job = self._prefetch(body)
                 return Reply(202, job=job, wait_ms=body.get("wait_ms", 0))
             case ("GET", "v1", "prefetch", request_id):
-                return Reply(200, job=self._job(request_id), wait_ms=int(query.get("wait_ms", "0")))
+                if not (wait_ms := query.get("wait_ms", "0")).isdecimal():
+                    raise BadRequest("wait_ms must be a number of at least 0")
+                return Reply(200, job=self._job(request_id), wait_ms=int(wait_ms))
             case ("POST", "v1", "prefetch", request_id, "finish"):
                 job = self._job(request_id)
                 self._end(job, "finished")

@@ -109,12 +109,54 @@ def test_a_call_is_repeated_when_its_connection_breaks(
         assert len(server.sockets) == 2
 
 
-def test_the_repetition_does_not_trust_another_kept_connection(clients: Clients, fake: FakeForestage) -> None:
-    with StubServer(breaking(fake, 1, 2), None) as server:
+def test_a_call_is_repeated_only_once(clients: Clients, fake: FakeForestage) -> None:
+    with StubServer(breaking(fake, 1, 2)) as server:
         client = clients.connect(server.url)
         with pytest.raises(Unreachable, match="broke"):
             client.info()
-        assert len(server.requests) == 2  # once more, and no more
+        assert len(server.requests) == 2
+
+
+class Restarting:
+    """Breaks every connection that was there when the service restarted, as soon as it is used again."""
+
+    def __init__(self, fake: FakeForestage) -> None:
+        self.fake = fake
+        self.server = StubServer(self.answer)
+        self.dead = 0
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response | None:
+        return self.fake.answer(request) if len(self.server.sockets) > self.dead else None
+
+    def restart(self) -> None:
+        self.fake.resume()
+        self.dead = len(self.server.sockets)
+        assert self.dead == 4
+
+
+def test_a_restart_breaks_all_kept_connections_and_no_call(fake: FakeForestage) -> None:
+    service = Restarting(fake)
+    with service.server as server, Client(server.url) as client, ThreadPoolExecutor(4) as threads:
+        fake.hold()
+        jobs = [threads.submit(client.prefetch, "demo", KEYS, wait_ms=60_000) for _ in range(4)]
+        eventually(lambda: len(server.requests) == 4)
+        service.restart()
+        assert all(job.result().done for job in jobs)
+        assert client.info().version == "fake"
+        assert len(server.requests) == 6
+
+
+async def test_a_restart_breaks_all_kept_connections_and_no_awaited_call(fake: FakeForestage) -> None:
+    service = Restarting(fake)
+    with service.server as server:
+        async with AsyncClient(server.url) as client:
+            fake.hold()
+            jobs = [asyncio.create_task(client.prefetch("demo", KEYS, wait_ms=60_000)) for _ in range(4)]
+            await asyncio.to_thread(eventually, lambda: len(server.requests) == 4)
+            service.restart()
+            assert all(job.done for job in await asyncio.gather(*jobs))
+            assert (await client.info()).version == "fake"
+            assert len(server.requests) == 6
 
 
 def test_a_lease_is_not_taken_twice(clients: Clients, fake: FakeForestage) -> None:

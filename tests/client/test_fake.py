@@ -218,6 +218,12 @@ def test_bad_requests_are_422(client: Client, keys: list[Any], options: dict[str
     assert refused.value.status == 422
 
 
+def test_a_bad_wait_is_422(client: Client) -> None:
+    client.prefetch("demo", KEYS[:1], request_id="r")
+    with pytest.raises(BadRequest, match="wait_ms"):
+        client.get_prefetch("r", wait_ms=-1)
+
+
 def test_json_keys_that_are_no_hex_are_422(fake: FakeForestage) -> None:
     with fake.client(encoding="json") as client, pytest.raises(BadRequest) as refused:
         client.prefetch("demo", ["zz" * 16])
