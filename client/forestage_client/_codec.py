@@ -91,7 +91,7 @@ def decode_slots(value: object) -> tuple[int, ...]:
 
 
 def _packed_keys(keys: Sequence[Key]) -> dict[str, object]:
-    raw = [_as_bytes(key) for key in keys]
+    raw = [key if isinstance(key, bytes) else _from_hex(key) for key in keys]
     sizes = {len(key) for key in raw}
     if len(sizes) == 1:
         return {"keys": b"".join(raw), "key_bytes": sizes.pop()}
@@ -102,9 +102,7 @@ def _as_hex(key: Key) -> str:
     return key.hex() if isinstance(key, bytes) else _as_text(key)
 
 
-def _as_bytes(key: Key) -> bytes:
-    if isinstance(key, bytes):
-        return key
+def _from_hex(key: object) -> bytes:
     text = _as_text(key)
     try:
         raw = bytes.fromhex(text)

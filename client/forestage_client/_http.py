@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from forestage_client._calls import Answer, Call
 from forestage_client._codec import MEDIA_TYPES, Encoding
-from forestage_client._errors import DeadlineExceeded, Unreachable
+from forestage_client._errors import BadRequest, DeadlineExceeded, Unreachable
 
 if TYPE_CHECKING:
     import httpx2
@@ -40,17 +40,19 @@ class _Place:
 
 
 def _place(url: str) -> _Place:
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
+    import httpx2
+
+    if "@" in url.partition("//")[2]:
         raise ValueError("url must not carry credentials; give token")  # and they must not be shown here
     try:
+        parts = urlsplit(url)
         bare = not (parts.query or parts.fragment) and (parts.port is None or parts.port > 0)
-    except ValueError:  # not a port number
-        bare = False
-    if bare and parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
-        return _Place(url, "http://localhost", parts.path)
-    if bare and parts.scheme == "http" and parts.hostname and parts.path in ("", "/"):
-        return _Place(url, f"http://{parts.netloc}", None)
+        if bare and parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
+            return _Place(url, "http://localhost", parts.path)
+        if bare and parts.scheme == "http" and parts.hostname and parts.path in ("", "/"):
+            return _Place(url, str(httpx2.URL(f"http://{parts.netloc}")), None)
+    except (ValueError, httpx2.InvalidURL):  # a port that is no number, a host that is no name
+        pass
     raise ValueError(f"url must be http://host:port or unix:/path/to.sock, not {url!r}")
 
 
@@ -107,6 +109,8 @@ class Wire:
 
         try:
             yield
+        except httpx2.InvalidURL as error:
+            raise BadRequest(f"{call.method} {call.path[:100]}: {error}", status=414) from error
         except httpx2.TimeoutException as error:
             raise DeadlineExceeded(f"no answer from {self.url} within {self.budget_s(call):g} s") from error
         except httpx2.ConnectError as error:
@@ -188,8 +192,8 @@ class Link:
 
     def _exchange(self, transport: httpx2.BaseTransport, call: Call[T], ends: float) -> Answer:
         seconds = max(ends - time.monotonic(), 1e-3)
-        request = self._wire.request(call, seconds)
         with self._wire.translated(call):
+            request = self._wire.request(call, seconds)
             response = transport.handle_request(request)
             return Answer(response.status_code, response.headers, response.read())
 
@@ -223,8 +227,8 @@ class AsyncLink:
 
     async def _exchange(self, transport: httpx2.AsyncBaseTransport, call: Call[T], ends: float) -> Answer:
         seconds = max(ends - time.monotonic(), 1e-3)
-        request = self._wire.request(call, seconds)
         with self._wire.translated(call):
+            request = self._wire.request(call, seconds)
             response = await transport.handle_async_request(request)
             return Answer(response.status_code, response.headers, await response.aread())
 

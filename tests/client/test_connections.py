@@ -334,6 +334,8 @@ def test_tokens_that_cannot_be_sent_are_refused_unshown(clients: Clients, token:
         "http://127.0.0.1:8470?x=1",
         "http://127.0.0.1:port",
         "http://127.0.0.1:99999",
+        "http://[::1",
+        "http://nul\0:80",
         "unix:relative.sock",
         "unix://host/path.sock",
     ],
@@ -343,9 +345,10 @@ def test_other_urls_are_refused(clients: Clients, url: str) -> None:
         clients.connect(url)
 
 
-def test_credentials_in_the_url_are_refused_unshown(clients: Clients) -> None:
+@pytest.mark.parametrize("url", ["http://user:hunter2@127.0.0.1:8470", "http://user:hunter2@[::1"])
+def test_credentials_in_the_url_are_refused_unshown(clients: Clients, url: str) -> None:
     with pytest.raises(ValueError, match="give token") as raised:
-        clients.connect("http://user:hunter2@127.0.0.1:8470")
+        clients.connect(url)
     assert "hunter2" not in str(raised.value)
 
 
@@ -372,6 +375,11 @@ def test_keys_that_are_no_keys_never_leave(clients: Clients, fake: FakeForestage
             with pytest.raises(BadRequest, match="page key must be hex"):
                 ask("demo", ["zz"])
         assert server.requests == []
+
+
+def test_an_endless_id_never_leaves(clients: Clients, fake: FakeForestage) -> None:
+    with pytest.raises(BadRequest, match="URL too long"):
+        clients.of(fake).get_prefetch("r" * 100_000)
 
 
 def test_a_foreign_server_is_a_fault(clients: Clients) -> None:
