@@ -234,6 +234,19 @@ def test_a_stop_during_the_start_leaves_nothing(shm: Path) -> None:
     PoolFile.create(settings(shm / "new" / "pool"), (DEMO,)).close()
 
 
+def test_a_start_that_fails_removes_only_its_own_file(shm: Path) -> None:
+    path = shm / "pool"
+
+    def swap_and_stop(done: int, total: int) -> None:
+        path.rename(shm / "moved")
+        path.write_text("somebody else's")
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        PoolFile.create(settings(path), (DEMO,), swap_and_stop)
+    assert path.read_text() == "somebody else's"
+
+
 @pytest.mark.parametrize("size", [-5, 0, 1, 4096, KV_BYTES])
 def test_impossible_sizes_are_refused(shm: Path, size: int) -> None:
     line = refusal(settings(shm / "new" / "pool", size))

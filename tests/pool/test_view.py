@@ -65,6 +65,18 @@ def test_what_is_not_there_is_stale(pool: PoolFile) -> None:
     pool.close()
 
 
+def test_an_odd_generation_is_stale_whatever_else_the_entry_says(pool: PoolFile) -> None:
+    fill(pool, 0, 3, key_of(9))
+    with PoolView(pool.path) as view, open(pool.path, "r+b") as file:
+        file.seek(view.regions["demo"]["kv"].table_offset + 3 * 128)
+        file.write((2001).to_bytes(8, "little"))
+        file.flush()
+        with pytest.raises(Stale, match="does not hold"):
+            view.copy("demo", "kv", 3, key_of(9))
+        assert list(view.slots("demo", "kv"))[3] == SlotEntry(3, "filling", b"", 2001)
+    pool.close()
+
+
 @pytest.mark.parametrize("pages", [1, 64])
 @pytest.mark.parametrize("reuse", ["refilled", "refilled with the same page", "filling", "evicted"])
 def test_a_late_reader_finds_out(pool: PoolFile, pages: int, reuse: str) -> None:

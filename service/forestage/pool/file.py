@@ -140,6 +140,8 @@ class PoolFile:
         offset, slot_bytes, shards, length = self._places[region_index]
         start = offset + slot * slot_bytes
         memory = self._memory
+        if len(shards) == 1:
+            return (memory[start : start + length],)
         return tuple([memory[start + shard : start + shard + length] for shard in shards])
 
     def slot_view(self, region_index: int, slot: int) -> memoryview:

@@ -54,8 +54,8 @@ _RECORD = struct.Struct("<128s32s32sQQQQQQIIB3xI")
 _GENERATION = struct.Struct("<Q")
 _ENTRY_HEAD = struct.Struct(f"<Q{SLOT_ENTRY_BYTES - 8}x")
 _GENERATION_AND_STATE = struct.Struct("<QB")
-# state, key_len, flags, page index, length, recency, key; behind the generation
-_CONTENT = struct.Struct("<BBHIQQ64s")
+# state, key_len, length, key; behind the generation. The reserved fields between them are written as zeros.
+_CONTENT = struct.Struct("<BB6xQ8x64s")
 _CONTENT_OFFSET = 8
 
 assert _HEADER.size == _CHECKSUM_OFFSET
@@ -196,7 +196,7 @@ class RegionTable:
             raise ValueError(f"publish of slot {slot} without begin_fill, or with a key of {key_len} bytes")
         offset = slot * SLOT_ENTRY_BYTES
         entries = self._entries
-        _CONTENT.pack_into(entries, offset + _CONTENT_OFFSET, RESIDENT, key_len, 0, 0, self._length, 0, key)
+        _CONTENT.pack_into(entries, offset + _CONTENT_OFFSET, RESIDENT, key_len, self._length, key)
         if not _STORES_IN_ORDER:
             _fence()
         _GENERATION.pack_into(entries, offset, generation)
@@ -210,7 +210,7 @@ class RegionTable:
         _GENERATION.pack_into(entries, offset, generation)
         if not _STORES_IN_ORDER:
             _fence()
-        _CONTENT.pack_into(entries, offset + _CONTENT_OFFSET, FREE, 0, 0, 0, 0, 0, b"")
+        _CONTENT.pack_into(entries, offset + _CONTENT_OFFSET, FREE, 0, 0, b"")
         if not _STORES_IN_ORDER:
             _fence()
         _GENERATION.pack_into(entries, offset, generation + 1)
