@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -49,6 +50,10 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _StoppedError(Exception):
+    """A signal came before the service was ready."""
+
+
 class _Signals:
     """SIGTERM and SIGINT: the first asks to stop, the second ends the grace."""
 
@@ -58,6 +63,11 @@ class _Signals:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._received)
+
+    def check(self, *_: int) -> None:
+        """Raise if a signal came: called while the pool is prefaulted, which may take a while."""
+        if self.stop.is_set():
+            raise _StoppedError
 
     def _received(self) -> None:
         (self.now if self.stop.is_set() else self.stop).set()
@@ -98,11 +108,12 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
             stack.callback(_unlink, config.server.uds)
         token = read_token(config.server.token_file) if config.server.token_file else ""
         storage = build_storage(config)
-        await storage.open()
-        pool = await asyncio.to_thread(PoolFile.create, pool_settings(config), config.layouts())
-        stack.callback(pool.close)
-        if signals.stop.is_set():
+        try:
+            create = partial(PoolFile.create, pool_settings(config), config.layouts(), signals.check)
+            pool = await asyncio.to_thread(create)
+        except _StoppedError:
             return True
+        stack.callback(pool.close)
         return await _serve_pool(assemble(config, pool, storage), sockets, token, signals, grace_s, announce)
 
 
@@ -129,6 +140,7 @@ async def _serve_pool(
             timeout_graceful_shutdown=max(1, int(grace_s)),
         )
     )
+    await parts.storage.open()
     started = asyncio.Event()
     running = asyncio.create_task(service.run(started))
     await started.wait()
@@ -154,9 +166,9 @@ async def _serve_pool(
         task.cancel()
     await parts.storage.aclose()
     clean = running.done()
-    for task in (running, serving):
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+    for ended in (running, serving):
+        if ended.done():
+            ended.result()
     if not clean:
         log.warning("leaving although reads hang in the storage")
         running.cancel()

@@ -23,6 +23,9 @@ class PoolFacts(Protocol):
     hugepages: str
     geometry: Geometry
 
+    def is_linked(self) -> bool:
+        """Say whether the file is still at its path, where readers look for it."""
+
 
 @dataclass(slots=True)
 class Context:

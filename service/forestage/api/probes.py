@@ -22,11 +22,13 @@ def build_probes(context: Context) -> APIRouter:
         "/readyz",
         summary="Say whether prefetches are taken",
         response_model=Health,
-        responses={503: {"model": Problem, "description": "stopping"}},
+        responses={503: {"model": Problem, "description": "stopping, or the pool file is gone"}},
     )
     async def readyz(request: Request) -> Response:
         if context.stopping:
             return problem(503, "stopping", "the service is stopping", storage=context.storage_state)
+        if not context.pool.is_linked():
+            return problem(503, "pool-unlinked", "the pool file is gone from its path", storage=context.storage_state)
         return answer(request, {"status": "ready", "storage": context.storage_state})
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from forestage.core.errors import ForestageError
 
@@ -36,10 +37,23 @@ def _of_forestage(_: Request, error: Exception) -> Response:
     return problem(error.status, error.slug, error.detail, headers=headers)
 
 
-def _of_http(_: Request, error: Exception) -> Response:
+def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     slug = _SLUGS.get(error.status_code, "http-error")
-    return problem(error.status_code, slug, str(error.detail), headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = _allowed(request)
+    return problem(error.status_code, slug, str(error.detail), headers=headers)
+
+
+def _allowed(request: Request) -> str:
+    """List the methods that some route takes at this path; the framework names those of the first one only."""
+    taken = (
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    )
+    return ", ".join(taken)
 
 
 def _of_validation(_: Request, error: Exception) -> Response:

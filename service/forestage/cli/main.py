@@ -81,8 +81,8 @@ def _add_config(commands: _Commands) -> None:
 
 
 def _add_client(parser: argparse.ArgumentParser) -> None:
-    url = os.environ.get("FORESTAGE_URL", "http://127.0.0.1:8470")
-    parser.add_argument("--url", default=url, help="http://HOST:PORT or unix:/PATH (%(default)s)")
+    # No variable of its own: one that begins with FORESTAGE_ would stop a `serve` in the same environment.
+    parser.add_argument("--url", default="http://127.0.0.1:8470", help="http://HOST:PORT or unix:/PATH (%(default)s)")
     parser.add_argument("--token-file", metavar="FILE", help="file with the bearer token")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -5,11 +5,10 @@ states of pool_slots add up to a component's capacity. Gauges are read from the 
 drift; counters are raised once a finished job. Nothing here can fail a request.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -20,7 +19,8 @@ from forestage.storage.base import ReadOutcome
 
 __all__ = ["Metrics"]
 
-log = logging.getLogger("forestage.observe")
+_NO_ERROR = (ReadOutcome.LOADED, ReadOutcome.STOPPED)
+_ERROR_KINDS = (*(str(outcome) for outcome in ReadOutcome if outcome not in _NO_ERROR), "probe", "write")
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -29,6 +29,7 @@ class Metrics:
     """One registry a service. Implements JobObserver and the storages' observer."""
 
     def __init__(self, backend: str, version: str) -> None:
+        disable_created_metrics()  # a series more for each counter, that nobody reads
         self._backend = backend
         self.registry = CollectorRegistry()
         counter = partial(Counter, namespace="forestage", registry=self.registry)
@@ -44,9 +45,7 @@ class Metrics:
         self._seconds = histogram("prefetch_seconds", "From arrival to the end of a job")
         self._probe = histogram("probe_seconds", "From start to grant of a job")
         self._read_bytes = counter("storage_read_bytes", "Payload bytes read from L3", ["backend"])
-        self._read_seconds = histogram(
-            "storage_read_seconds", "One batch of reads", ["backend"]
-        )
+        self._read_seconds = histogram("storage_read_seconds", "One batch of reads", ["backend"])
         self._errors = counter("storage_errors", "Reads and probes that failed", ["backend", "kind"])
         self._up = gauge("storage_up", "1 while L3 answers", ["backend"])
         build = Info("build", "Version of the service", namespace="forestage", registry=self.registry)
@@ -54,15 +53,8 @@ class Metrics:
         self._up.labels(backend).set(1)
         self._read_bytes.labels(backend)
         self._read_seconds.labels(backend)
-        for kind in (
-            ReadOutcome.MISSING,
-            ReadOutcome.CORRUPT,
-            ReadOutcome.ERROR,
-            ReadOutcome.UNREACHABLE,
-            "stalled",
-            "probe",
-        ):
-            self._errors.labels(backend, str(kind))
+        for kind in _ERROR_KINDS:
+            self._errors.labels(backend, kind)
 
     def watch(self, engine: Engine, path: str, pinned: str, generation: int) -> None:
         """Read gauges from an engine and its pool from now on."""
@@ -96,6 +88,18 @@ class Metrics:
             self._seconds.observe(timing.done - timing.arrived)
         if timing.started is not None and timing.granted is not None:
             self._probe.observe(timing.granted - timing.started)
+
+    # ---- StorageObserver
+
+    def storage_read(self, pages: int, num_bytes: int, seconds: float) -> None:
+        self._read_bytes.labels(self._backend).inc(num_bytes)
+        self._read_seconds.labels(self._backend).observe(seconds)
+
+    def storage_error(self, kind: str, count: int) -> None:
+        self._errors.labels(self._backend, kind).inc(count)
+
+    def storage_up(self, is_up: bool) -> None:
+        self._up.labels(self._backend).set(is_up)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Render everything, as OpenMetrics if the scraper accepts it; returns body and content type."""
