@@ -95,7 +95,6 @@ def _measure(page: int, total: int, rounds: int, folder: Path) -> dict[str, floa
             stop.set()
             thread.join()
             for turn in range(rounds):
-                # An empty pool each time: the keys of the other half of the time are not stored, and evict nothing.
                 stop = threading.Event()
                 thread = threading.Thread(target=_probe, args=(port, stop, busy))
                 began = time.perf_counter()
@@ -104,8 +103,7 @@ def _measure(page: int, total: int, rounds: int, folder: Path) -> dict[str, floa
                 stop.set()
                 thread.join()
                 rates.append(total / (time.perf_counter() - began) / 1e9)
-                assert job.outcome == "complete", job
-                assert job.loaded == count, job
+                assert (job.outcome, job.loaded) == ("complete", count), job
                 client.cancel(job.request_id)
                 _evict(client, config, count)
         return {
@@ -124,10 +122,9 @@ def _measure(page: int, total: int, rounds: int, folder: Path) -> dict[str, floa
 
 
 def _evict(client: Client, config: Path, count: int) -> None:
-    """Fill the pool with other pages, so that the next round reads again. They are few bytes on disk: links."""
-    keys, others = _keys(count, 0), _keys(count, 1)
+    """Fill the pool with other pages, so that the next round reads again."""
+    others = _keys(count, 1)
     root = config.parent / "l3"
-    del keys
     if not (root / "evicted").exists():
         layout = load(str(config), {}).layouts()[0]
         page = layout.components[0].bytes

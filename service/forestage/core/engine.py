@@ -24,7 +24,7 @@ from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
 from forestage.core.outcome import outcome_of, shortfall_of
 from forestage.core.plan import Plan
-from forestage.core.prefix import PageStatus, PrefixMap
+from forestage.core.prefix import PrefixMap
 from forestage.core.read_queue import ReadQueue
 from forestage.core.timers import Timers
 
@@ -235,9 +235,10 @@ class Engine:
     def _hold_host(self, job: Job) -> None:
         pool, device_pages = self.pools[job.layout.name], job.request.device_pages
         job.host = min(pool.index[c].resident_run(job.keys, device_pages) for c in job.layout.every_page)
-        job.stored = job.contiguous = job.host
+        job.stored = job.host
+        job.contiguous = pool.holdable(job.keys, device_pages, job.host)
         for c in job.layout.every_page:
-            hold(pool, job, c, range(device_pages, job.host))
+            hold(pool, job, c, range(device_pages, job.contiguous))
 
     def _grant(self, job: Job, prefix: PrefixMap, now: float) -> None:
         """Decide how much is read, and reserve all of it in this one step."""
@@ -269,15 +270,14 @@ class Engine:
         Everything resident is held before the first slot is taken, so a job never evicts its own pages; so are the
         tail states of `ready`, that a job which said it has them can fall back on.
         """
-        pool, status = self.pools[job.layout.name], prefix.status
-        ranges = prefix.ranges(target)
+        pool, ranges = self.pools[job.layout.name], prefix.ranges(target)
         for c in job.layout.tails:
             hold(pool, job, c, prefix.window(c, job.ready))
         for c, pages in enumerate(ranges):
-            hold(pool, job, c, [page for page in pages if status[c][page] >= PageStatus.IDLE])
+            hold(pool, job, c, prefix.resident_pages(c, pages))
         for c, pages in enumerate(ranges):
-            missing = (page for page in pages if status[c][page] < PageStatus.IDLE)
-            want(pool, job, c, [page for page in missing if page not in job.pending[c]])
+            pending = job.pending[c]
+            want(pool, job, c, [page for page in prefix.missing_pages(c, pages) if page not in pending])
 
     def _page_arrived(self, job: Job, load: Load, now: float) -> None:
         c, page = load.component, load.page

@@ -66,6 +66,10 @@ def keep(job: Job, ranges: Sequence[range]) -> tuple[tuple[int, ...], ...]:
 
 def waiting_loads(job: Job) -> list[Load]:
     """Return the loads of a job whose read has not begun, in prefix order."""
-    waiting = [load for pending in job.pending for load in pending.values() if not load.filling]
+    lines = [[load for load in pending.values() if not load.filling] for pending in job.pending]
+    lines = [line for line in lines if line]
+    if len(lines) == 1:
+        return lines[0]  # asked for in order
+    waiting = [load for line in lines for load in line]
     waiting.sort(key=lambda load: (load.page, load.component))
     return waiting

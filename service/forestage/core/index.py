@@ -61,6 +61,16 @@ class PageIndex:
                 return page
         return len(keys)
 
+    def mark_resident(self, keys: Sequence[bytes], first: int, status: bytearray, idle: int, held: int) -> None:
+        """Write `idle` or `held` into `status` for each page from `first` on that is resident."""
+        slot_of, holds = self._slot_of, self._holds
+        if not slot_of:
+            return
+        for page in range(first, len(keys)):
+            slot = slot_of.get(keys[page])
+            if slot is not None:
+                status[page] = held if holds[slot] else idle
+
     def insert(self, slot: int, key: bytes, holds: int) -> None:
         """Make a page that was just read resident, held `holds` times."""
         if key in self._slot_of or self._key_of[slot] is not None:

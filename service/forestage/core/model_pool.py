@@ -16,6 +16,9 @@ from forestage.core.slots import SlotEvents, Slots, SlotState
 
 __all__ = ["ModelPool"]
 
+# Plain numbers: these are written once a page.
+_LOADING, _IDLE, _HELD = int(PageStatus.LOADING), int(PageStatus.IDLE), int(PageStatus.HELD)
+
 
 class ModelPool:
     """All slots of one model. `pinned_fraction` bounds what may be reserved, filling or held at once, per component."""
@@ -49,14 +52,12 @@ class ModelPool:
             # STORED and ABSENT are 1 and 0, so the mask is the starting point
             of_component = bytearray(masks[c]) if masks is not None else bytearray(len(keys))
             of_component[:device_pages] = bytes(min(device_pages, len(keys)))
-            loads = self.loads[c] if loading else {}
-            find, is_held = index.find, index.is_held
-            for page in range(device_pages, len(keys)):
-                slot = find(keys[page])
-                if slot >= 0:
-                    of_component[page] = PageStatus.HELD if is_held(slot) else PageStatus.IDLE
-                elif keys[page] in loads:
-                    of_component[page] = PageStatus.LOADING
+            if loading and self.loads[c]:
+                loads = self.loads[c]
+                for page in range(device_pages, len(keys)):
+                    if keys[page] in loads:
+                        of_component[page] = _LOADING
+            index.mark_resident(keys, device_pages, of_component, _IDLE, _HELD)
             status.append(of_component)
         return PrefixMap(self.layout, device_pages, status)
 
@@ -80,6 +81,19 @@ class ModelPool:
             missing = sum(index.find(key) < 0 and key not in loads for key in keys[first:])
             total += min(missing, self.slots[c].capacity) * component.slot_bytes
         return total
+
+    def holdable(self, keys: Sequence[bytes], first: int, length: int) -> int:
+        """Return how far a prefix that is resident from page `first` to `length` may be held now, as a length."""
+        for c in self.layout.every_page:
+            room, index = self.room(c), self.index[c]
+            if room >= length - first:
+                continue  # enough, whoever holds them already
+            for page in range(first, length):
+                room -= not index.is_held(index.find(keys[page]))
+                if room < 0:
+                    length = page
+                    break
+        return length
 
     def reserve(self, component: int, key: bytes, page: int, job: Job) -> Load:
         """Take a slot for a page that is neither resident nor loading, evicting if none is free; there must be room."""

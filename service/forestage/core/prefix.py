@@ -6,7 +6,7 @@ All lengths are pages from page 0. A boundary is a length p at which every tail 
 
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, compress
 
 from forestage.core.layout import ModelLayout
 
@@ -25,6 +25,7 @@ class PageStatus(IntEnum):
 
 _THERE = bytes([0] + [1] * 255)
 _RESIDENT = bytes([0, 0, 0] + [1] * 253)
+_MISSING = bytes([1, 1, 1] + [0] * 253)
 _COST = bytes([0, 1, 0, 1] + [0] * 252)
 
 
@@ -59,6 +60,16 @@ class PrefixMap:
             self.window(c, length) if component.is_tail else range(self.device_pages, length)
             for c, component in enumerate(self.layout.components)
         ]
+
+    def resident_pages(self, component_index: int, pages: range) -> list[int]:
+        """Return which of `pages` are resident."""
+        resident = self.status[component_index].translate(_RESIDENT)
+        return list(compress(pages, resident[pages.start : pages.stop]))
+
+    def missing_pages(self, component_index: int, pages: range) -> list[int]:
+        """Return which of `pages` are not resident."""
+        missing = self.status[component_index].translate(_MISSING)
+        return list(compress(pages, missing[pages.start : pages.stop]))
 
     def reach(self, *, resident: bool = False) -> int:
         """Return the longest prefix whose every_page components are all there (or all resident)."""

@@ -29,7 +29,7 @@ class Metrics:
     """One registry a service. Implements JobObserver and the storages' observer."""
 
     def __init__(self, backend: str, version: str) -> None:
-        disable_created_metrics()  # a series more for each counter, that nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter, that nobody reads
         self._backend = backend
         self.registry = CollectorRegistry()
         counter = partial(Counter, namespace="forestage", registry=self.registry)

@@ -128,7 +128,7 @@ class PrefetchService:
         masks: Sequence[bytes | bytearray] | None = None
         host = prefix.reach(resident=True)
         if prefix.largest_boundary(host, resident=True) < len(keys):
-            masks = await self._ask(pool, keys, host, device_pages, prefix)
+            masks = await self._ask(pool, keys, device_pages, device_pages, prefix)
         return self.engine.measure(model, keys, device_pages, masks)
 
     def take_lease(
@@ -187,16 +187,17 @@ class PrefetchService:
     async def _probe(self, job: Job) -> None:
         pool, keys, device_pages = self.engine.pool(job.layout.name), job.keys, job.request.device_pages
         prefix = pool.survey(keys, device_pages, None)
-        masks = await self._ask(pool, keys, job.host, device_pages, prefix)
+        # What the job holds cannot go while L3 answers; what is merely resident can, so L3 is asked for it too.
+        masks = await self._ask(pool, keys, job.contiguous, device_pages, prefix)
         self._probing.pop(job, None)
         self.engine.probe_answered(job, masks, self._clock())
         self._progress()
 
     async def _ask(
-        self, pool: ModelPool, keys: Sequence[bytes], host: int, device_pages: int, prefix: PrefixMap
+        self, pool: ModelPool, keys: Sequence[bytes], first_page: int, device_pages: int, prefix: PrefixMap
     ) -> Sequence[bytes | bytearray] | None:
         """Ask L3 for what is not resident; None if it could not be asked."""
-        probe = Probe(keys, first_page=host, first_tail=device_pages, known=prefix.known_pages())
+        probe = Probe(keys, first_page=first_page, first_tail=device_pages, known=prefix.known_pages())
         try:
             return (await self.storage.probe(pool.layout, probe)).masks
         except StorageUnavailableError:
