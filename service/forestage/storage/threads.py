@@ -175,6 +175,7 @@ class Threads:
         room = min(self._size - (self._alive - self._stalled), self._size + self._spares - self._alive)
         for _ in range(min(wanted, room)):
             self._alive += 1
+            self._idle += 1
             threading.Thread(target=self._run, name=f"{self._name}-{self._alive}", daemon=True).start()
 
     def _run(self) -> None:
@@ -185,6 +186,8 @@ class Threads:
                 # Whatever it is, it belongs to whoever waits for this job; the thread goes on.
                 job.result = error
             with self._changed:
+                # Idle before anyone hears of the end: whoever submits then needs no further thread.
+                self._idle += 1
                 job.state = _State.ENDED
                 if job.is_stalled:
                     self._stalled -= 1
@@ -194,7 +197,6 @@ class Threads:
     def _next(self) -> Job[Any] | None:
         """Wait for a job; None when this thread is to end: all are, or it hung and its place was taken."""
         with self._changed:
-            self._idle += 1
             while not self._queue and not self._closed and self._alive - self._stalled <= self._size:
                 self._changed.wait()
             self._idle -= 1

@@ -196,7 +196,7 @@ class GuardedStorage(Storage):
             self._observe.storage_read(*batch.loaded(), self._clock() - begin)
 
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
-        # Its failures say nothing about reads (a full or read-only store still reads), so the breaker does not see them.
+        # Its failures say nothing about reads (a full or read-only store still reads): the breaker does not see them.
         self._require_not_open()
         try:
             await self._inner.write(model, component_index, key, shards)

@@ -1,0 +1,5 @@
+"""L3 in Redis."""
+
+from forestage.storage.redis.storage import RedisStorage
+
+__all__ = ["RedisStorage"]

@@ -1,0 +1,124 @@
+"""Work that a thread does over a connection and that the event loop can break off at any moment.
+
+Law: a link is held by at most one errand, and an errand touches buffers only while it holds one; one that was broken
+off gets no further link.
+"""
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from forestage.core.errors import StorageUnavailableError
+from forestage.storage.redis.errors import AbandonedError, LinkError, OversizeError
+from forestage.storage.redis.link import Link
+from forestage.storage.redis.node import Node
+from forestage.storage.threads import Threads
+
+__all__ = ["Errand", "Run", "outlast"]
+
+
+class Errand(ABC):
+    """Base of what runs in the threads of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        #: Why it did not come to its end, unless it was broken off.
+        self.failure: StorageUnavailableError | None = None
+        self.is_broken_off = False
+        self._held: Link | None = None
+        self._holding = threading.Lock()
+
+    @abstractmethod
+    def _use(self, link: Link) -> None:
+        """Do what is left to do. Raises LinkError."""
+
+    def run(self) -> None:
+        """Do the work, in a thread. Never raises.
+
+        A connection that its server had left while it was idle is replaced once, unnoticed by the caller.
+        """
+        fresh = False
+        while True:
+            try:
+                link = self.node.take(fresh=fresh)
+            except StorageUnavailableError as error:
+                self.failure = error
+                return
+            was_used, link.has_answered = link.has_answered, False
+            if not self._hold(link):
+                self.node.give(link)
+                return
+            try:
+                self._use(link)
+            except LinkError as error:
+                self._let_go()
+                self.node.drop(link)
+                # 1. our own choice, made at most once a page; 2. left while idle; 3. a failure
+                if not isinstance(error, AbandonedError | OversizeError):
+                    if fresh or not was_used or link.has_answered:
+                        self.failure = error
+                        return
+                    fresh = True
+            else:
+                self._let_go()
+                self.node.give(link)
+                return
+
+    def break_off(self) -> bool:
+        """Wake the thread and let it end; True when it holds no link, and so will touch nothing any more."""
+        with self._holding:
+            self.is_broken_off = True
+            if self._held is None:
+                return True
+            self._held.shut_down()
+            return False
+
+    def _hold(self, link: Link) -> bool:
+        with self._holding:
+            if not self.is_broken_off:
+                self._held = link
+            return not self.is_broken_off
+
+    def _let_go(self) -> None:
+        with self._holding:
+            self._held = None
+
+
+class Run:
+    """An errand in threads, seen from the event loop."""
+
+    def __init__(self, threads: Threads, errand: Errand) -> None:
+        """Hand the errand to the next free thread. Raises StorageUnavailableError when the threads are closed."""
+        self.errand = errand
+        self._threads = threads
+        self._job = threads.submit(errand.run)
+        #: Done as soon as the errand touches nothing any more; does not say how it ended.
+        self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._job.ended.add_done_callback(lambda _: self._release())
+
+    def break_off(self) -> None:
+        """Let the errand end as soon as possible: at once if it has no connection yet."""
+        if self._threads.withdraw(self._job):
+            self.errand.break_off()
+        elif self.errand.break_off():
+            self._threads.replace_stalled(self._job)
+            self._release()
+
+    def _release(self) -> None:
+        if not self.released.done():
+            self.released.set_result(None)
+
+
+async def outlast(runs: Sequence[Run]) -> None:
+    """Wait until all are released. A cancelled caller breaks them off, and is cancelled after the wait."""
+    cancelled: asyncio.CancelledError | None = None
+    while open_ones := [run.released for run in runs if not run.released.done()]:
+        try:
+            await asyncio.wait(open_ones)
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            for run in runs:
+                run.break_off()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,199 @@
+"""Replies as they come from a connection, values received straight into the memory they are meant for.
+
+Law: `_spill[_start:_end]` holds exactly the bytes that were received and not yet handed out. No length found in a reply
+makes anything be allocated, and no call waits for a byte that the replies still due do not have for certain.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from forestage.storage.base import PageRead
+from forestage.storage.envelope import TRAILER_BYTES
+from forestage.storage.redis.errors import AbandonedError, DesyncError, OversizeError, ReplyError
+
+__all__ = ["Receive", "ReplyStream", "Value", "value_header"]
+
+# Fill buffers in order and return how many bytes came: at least one. With `fully`, come back with less than asked
+# only after a pause. Raises LinkError.
+Receive = Callable[[Sequence[memoryview], bool], int]
+
+CHUNK_BYTES = 8 << 20  # at most so much between two touches of `progress`
+_SPILL_BYTES = 4096
+_SCRATCH_BYTES = 64 << 10
+_SHORTEST_REPLY = 5  # bytes: "$-1\r\n" and any error; those to EXISTS have 4
+_MAX_AHEAD = 64  # bytes of later replies taken in the same call: enough for a head
+_MAX_LINE = 64 << 10
+_KEPT_OF_LINE = 256
+# A value of the wrong length is read to its end up to here; beyond, a new connection is cheaper.
+_MAX_SKIPPED = 4 << 20
+_FLAG = 4  # bytes of the reply ":1\r\n"
+_DIGITS = bytes.maketrans(b"01", b"\0\1")
+
+
+class Value(Enum):
+    """What a GET brought."""
+
+    WHOLE = "whole"  # payload and trailer of the length that was expected
+    NIL = "nil"
+    ODD = "odd"  # another length; it was passed over
+
+
+def value_header(payload_bytes: int) -> bytes:
+    """Return the head of the reply that carries a payload of this size with its trailer."""
+    return b"$%d" % (payload_bytes + TRAILER_BYTES)
+
+
+class ReplyStream:
+    """The receiving side of one connection. Used by one thread at a time."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._spill = bytearray(_SPILL_BYTES)
+        self._room = memoryview(self._spill)
+        self._start = 0
+        self._end = 0
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no byte was received that is not handed out."""
+        return self._start == self._end
+
+    @property
+    def trailer(self) -> bytes:
+        """The trailer of the value that was read last; valid until the next read."""
+        return bytes(self._room[self._start - TRAILER_BYTES - 2 : self._start - 2])
+
+    def read_value(self, view: memoryview, header: bytes, due: int, page: PageRead) -> Value:
+        """Receive the reply to a GET: the payload into `view`, what comes behind it into a buffer of this object.
+
+        `header` is `value_header(len(view))`, `due` how many replies are still to come after this one. Raises
+        ReplyError for an error reply, OversizeError for a value that is not worth reading to its end, AbandonedError when
+        the page is stopped and much of it is still to come.
+        """
+        line = self._line()
+        if line != header:
+            return self._other_value(line)
+        size = len(view)
+        done = min(self._end - self._start, size)
+        view[:done] = self._room[self._start : self._start + done]
+        self._start += done
+        if done < size:
+            self._start = self._end = 0
+            behind = TRAILER_BYTES + 2 + min(_MAX_AHEAD, _SHORTEST_REPLY * due)
+            while done < size:
+                stop = min(done + CHUNK_BYTES, size)
+                buffers = [view[done:stop]]
+                if stop == size:
+                    buffers.append(self._room[:behind])
+                done += self._receive(buffers, True)
+                page.progress += 1
+                if page.stopped and done + CHUNK_BYTES < size:
+                    raise AbandonedError("stopped in the middle of a large value")
+            self._end = done - size
+        self._require(TRAILER_BYTES + 2)
+        self._start += TRAILER_BYTES + 2
+        if self._spill[self._start - 2 : self._start] != b"\r\n":
+            raise DesyncError("a value does not end where its head said")
+        return Value.WHOLE
+
+    def read_flags(self, flags: bytearray, count: int, on_error: Callable[[int, ReplyError], None]) -> None:
+        """Receive the replies to `count` commands that are answered 0 or 1, and append them to `flags`.
+
+        An error reply appends 0 and calls `on_error` with its place in `flags`.
+        """
+        while count:
+            if self.is_empty:
+                self._start = 0
+                self._end = self._receive([self._room[: _FLAG * count]], True)
+            num = min((self._end - self._start) // _FLAG, count)
+            block = self._spill[self._start : self._start + _FLAG * num]
+            digits = block[1::_FLAG]
+            if num and block[0::_FLAG].strip(b":") + block[2::_FLAG].strip(b"\r") + digits.strip(b"01") == b"":
+                flags += digits.translate(_DIGITS)
+                self._start += _FLAG * num
+            else:
+                num = 1
+                try:
+                    flags.append(min(self.read_number(), 1))
+                except ReplyError as error:
+                    flags.append(0)
+                    on_error(len(flags) - 1, error)
+            count -= num
+
+    def read_number(self) -> int:
+        """Receive an integer reply."""
+        line = self._line()
+        if line[:1] == b"-":
+            raise ReplyError(line[1:])
+        if line[:1] != b":" or not line[1:].isdigit():
+            raise DesyncError("a reply is no number")
+        return int(line[1:])
+
+    def read_ok(self) -> None:
+        """Receive the reply to a command that answers with a status."""
+        line = self._line()
+        if line[:1] == b"-":
+            raise ReplyError(line[1:])
+        if line[:1] != b"+":
+            raise DesyncError("a reply is no status")
+
+    def _other_value(self, line: bytes) -> Value:
+        # 1. nothing there; 2. another length; 3. an error; 4. this is no Redis, or out of step with us.
+        if line == b"$-1":
+            return Value.NIL
+        if line[:1] == b"$" and line[1:].isdigit():
+            length = int(line[1:])
+            if length > _MAX_SKIPPED:
+                raise OversizeError("a value is much longer than one of ours")
+            self._skip(length)
+            return Value.ODD
+        if line[:1] == b"-":
+            raise ReplyError(line[1:])
+        raise DesyncError("a reply is no value")
+
+    def _skip(self, length: int) -> None:
+        spilled = min(self._end - self._start, length)
+        self._start += spilled
+        left = length - spilled
+        while left:
+            left -= self._receive([self._scratch[: min(left, _SCRATCH_BYTES)]], True)
+        self._require(2)
+        self._start += 2
+        if self._spill[self._start - 2 : self._start] != b"\r\n":
+            raise DesyncError("a value does not end where its head said")
+
+    def _line(self) -> bytes:
+        at = self._spill.find(b"\r\n", self._start, self._end)
+        if at < 0:
+            return self._slow_line()
+        line = bytes(self._room[self._start : at])
+        self._start = at + 2
+        return line
+
+    def _slow_line(self) -> bytes:
+        """Receive until the line is there; of one that does not fit into the spill only the beginning is returned."""
+        kept = b""
+        length = 0
+        while (at := self._spill.find(b"\r\n", self._start, self._end)) < 0:
+            if self._end - self._start == _SPILL_BYTES:
+                length += _SPILL_BYTES - 1
+                if length > _MAX_LINE:
+                    raise DesyncError("a line does not end")
+                kept = kept or bytes(self._room[self._start : self._start + _KEPT_OF_LINE])
+                self._start = self._end - 1  # it may be the first half of the line's end
+            self._fill()
+        line = kept or bytes(self._room[self._start : at])
+        self._start = at + 2
+        return line
+
+    def _require(self, count: int) -> None:
+        while self._end - self._start < count:
+            self._fill()
+
+    def _fill(self) -> None:
+        if self._start:
+            rest = bytes(self._room[self._start : self._end])
+            self._spill[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        self._end += self._receive([self._room[self._end :]], False)
