@@ -12,8 +12,8 @@ from forestage.cli.exits import Exit
 __all__ = ["main"]
 
 _CODES = """exit codes:
-  0  done as asked          2  bad command line or configuration
-  1  no service, or refused 3  partial (prefetch), degraded (status)   4  miss (prefetch)
+  0  done as asked             2  bad command line or configuration   4  miss (prefetch)
+  1  no answer, or refused     3  partial (prefetch), degraded (status), bad pages (l3 verify)
 """
 
 
@@ -128,15 +128,58 @@ def _add_pool(commands: _Commands) -> None:
 
 
 def _add_l3(commands: _Commands) -> None:
-    summary = "work on an L3 storage"
-    parser = _command(commands, "l3", summary, "forestage l3 put --help")
+    summary = "look at, copy, verify and remove what lies in L3"
+    parser = _command(commands, "l3", summary, "forestage l3 ls --config forestage.toml --summary")
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    _add_l3_ls(actions)
+    _add_l3_put(actions)
+    _add_l3_verify(actions)
+    _add_l3_rm(actions)
+
+
+def _add_l3_ls(actions: _Commands) -> None:
+    example = "forestage l3 ls --config forestage.toml --model demo"
+    parser = _command(actions, "ls", "list the pages that are stored, by model and component", example)
+    parser.add_argument("--config", metavar="FILE", required=True)
+    parser.add_argument("--model", help="only this one")
+    parser.add_argument("--summary", action="store_true", help="only numbers and bytes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_l3_ls)
+
+
+def _add_l3_put(actions: _Commands) -> None:
     example = "forestage l3 put --config forestage.toml --model demo --from hicache-file:/var/hicache"
-    put = _command(actions, "put", "copy the pages of a model into the configured storage", example)
-    put.add_argument("--config", metavar="FILE", required=True)
-    put.add_argument("--model", required=True)
-    put.add_argument("--from", dest="source", required=True, metavar="KIND:DIR", help="hicache-file:DIR or file:DIR")
-    put.set_defaults(run=_l3_put)
+    parser = _command(actions, "put", "copy the pages of a model into the configured storage", example)
+    parser.add_argument("--config", metavar="FILE", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="KIND:PLACE",
+        help="hicache-file:DIR, file:DIR, or config:FILE for the storage of another configuration",
+    )
+    parser.set_defaults(run=_l3_put)
+
+
+def _add_l3_verify(actions: _Commands) -> None:
+    example = "forestage l3 verify --config forestage.toml"
+    parser = _command(actions, "verify", "read every stored page and check it", example)
+    parser.add_argument("--config", metavar="FILE", required=True)
+    parser.add_argument("--model", help="only this one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_l3_verify)
+
+
+def _add_l3_rm(actions: _Commands) -> None:
+    example = "forestage l3 rm --config forestage.toml --model demo --all --yes"
+    parser = _command(actions, "rm", "remove pages of a model, all components of them", example)
+    parser.add_argument("--config", metavar="FILE", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--all", action="store_true", help="every page of the model")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("key", nargs="*", help="page keys as hex")
+    parser.set_defaults(run=_l3_rm)
 
 
 def _seconds(text: str) -> float:
@@ -182,7 +225,25 @@ def _pool(arguments: argparse.Namespace) -> int:
     return pool(arguments)
 
 
-def _l3_put(arguments: argparse.Namespace) -> int:
-    from forestage.cli.l3 import put
+def _l3_ls(arguments: argparse.Namespace) -> int:
+    from forestage.cli.l3 import ls
 
-    return put(arguments.config, arguments.model, arguments.source)
+    return ls(arguments)
+
+
+def _l3_put(arguments: argparse.Namespace) -> int:
+    from forestage.cli.l3_put import put
+
+    return put(arguments)
+
+
+def _l3_verify(arguments: argparse.Namespace) -> int:
+    from forestage.cli.l3 import verify
+
+    return verify(arguments)
+
+
+def _l3_rm(arguments: argparse.Namespace) -> int:
+    from forestage.cli.l3 import rm
+
+    return rm(arguments)
