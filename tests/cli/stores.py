@@ -1,4 +1,4 @@
-"""Storages behind a configuration file, for the tests of `forestage l3`, and a way to their values behind their backs."""
+"""Storages behind a configuration file, for the tests of `forestage l3`, and a way to their values past the storage."""
 
 import asyncio
 import hashlib

@@ -79,11 +79,11 @@ def test_ls_of_nothing(store: Store, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_verify_finds_all_good(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = keys_of(700)
+    keys = keys_of(300)
     store.fill(keys, keys[:3])
     assert l3(store, "verify") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "m  703 ok, 0 corrupt, 0 missing, 0 unreadable",
+        "m  303 ok, 0 corrupt, 0 missing, 0 unreadable",
         "other  0 ok, 0 corrupt, 0 missing, 0 unreadable",
     ]
 
@@ -127,18 +127,18 @@ def test_verify_sees_flipped_bytes_where_values_carry_a_checksum(
 
 def test_put_copies_what_is_whole(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From one storage to another by its configuration, and back: the values are the same to the byte."""
-    keys = keys_of(600)
+    keys = keys_of(300)
     store.fill(keys, keys[5:8])
     target = FileStore(tmp_path / "target")
     assert l3(target, "put", *MODEL, "--from", f"config:{store.config}") == 0
-    assert "copied 603 pages" in capsys.readouterr().out
+    assert "copied 303 pages" in capsys.readouterr().out
     assert l3(target, "verify", *MODEL) == 0
     before = [store.get(KV, key, shard) for key in keys[:9] for shard in range(2)]
     assert l3(store, "rm", *MODEL, "--all", "--yes") == 0
     assert store.get(KV, keys[0], 0) is None
     target.set(KV, keys[8], 0, None)
     assert l3(store, "put", *MODEL, "--from", f"config:{target.config}") == 0
-    assert "copied 602 pages, 4913008 bytes; skipped 1 that were not whole" in capsys.readouterr().out
+    assert "copied 302 pages, 2455408 bytes; skipped 1 that were not whole" in capsys.readouterr().out
     assert [store.get(KV, key, shard) for key in keys[:8] for shard in range(2)] == before[:16]
     assert store.get(KV, keys[8], 1) is None
 
