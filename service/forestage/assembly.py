@@ -6,7 +6,6 @@ from forestage import __version__
 from forestage.config import Config
 from forestage.core.breaker import Breaker
 from forestage.core.engine import Engine, EngineSettings
-from forestage.core.errors import StartError
 from forestage.core.model_pool import ModelPool
 from forestage.observe.metrics import Metrics
 from forestage.pool.file import PoolFile, PoolSettings
@@ -14,6 +13,7 @@ from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
 from forestage.storage.files import FileStorage
 from forestage.storage.hicache import HicacheFileStorage
+from forestage.storage.redis import RedisStorage
 from forestage.storage.wrap import GuardedStorage
 
 __all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
@@ -37,7 +37,7 @@ def pool_settings(config: Config) -> PoolSettings:
 
 
 def build_storage(config: Config) -> Storage:
-    """Make the configured storage; it is not opened. Raises StartError for a kind that this version lacks."""
+    """Make the configured storage; it is not opened."""
     storage = config.storage
     match storage.kind:
         case "file":
@@ -45,7 +45,14 @@ def build_storage(config: Config) -> Storage:
         case "hicache-file":
             return HicacheFileStorage(storage.hicache_file.root, readers=storage.readers)
         case _:
-            raise StartError(f"storage.kind: {storage.kind} is not supported by this version")
+            return RedisStorage(
+                storage.redis.url,
+                prefix=storage.redis.prefix,
+                connections=storage.redis.connections,
+                ttl_s=storage.redis.ttl_s,
+                probe_timeout_s=storage.probe_timeout_ms / 1e3,
+                stall_timeout_s=storage.stall_timeout_ms / 1e3,
+            )
 
 
 def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:

@@ -29,6 +29,7 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_STORAGE__REDIS__URL", "redis://cache", "storage.redis.url", "redis://cache"),
     ("FORESTAGE_STORAGE__REDIS__PREFIX", "a:b", "storage.redis.prefix", "a:b"),
     ("FORESTAGE_STORAGE__REDIS__CONNECTIONS", "16", "storage.redis.connections", 16),
+    ("FORESTAGE_STORAGE__REDIS__TTL_S", "3600", "storage.redis.ttl_s", 3600),
     ("FORESTAGE_PREFETCH__MIN_PAGES", "4", "prefetch.min_pages", 4),
     ("FORESTAGE_PREFETCH__MAX_PAGES", "100", "prefetch.max_pages", 100),
     ("FORESTAGE_PREFETCH__MAX_INFLIGHT_FRACTION", "1", "prefetch.max_inflight_fraction", 1.0),

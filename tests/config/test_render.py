@@ -108,7 +108,7 @@ def test_every_default_is_written_out() -> None:
             "stall_timeout_ms": 2000,
             "file": {"root": "./l3", "direct": False},
             "hicache-file": {"root": "./hicache"},
-            "redis": {"url": "redis://127.0.0.1:6379/0", "prefix": "forestage", "connections": 4},
+            "redis": {"url": "redis://127.0.0.1:6379/0", "prefix": "forestage", "connections": 4, "ttl_s": 0},
         },
         "prefetch": {
             "min_pages": 1,

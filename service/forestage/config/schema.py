@@ -67,7 +67,8 @@ class RedisConfig(Section):
 
     url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", repr=False)
     prefix: Prefix = "forestage"
-    connections: int = Field(default=4, ge=1, le=1024)
+    connections: int = Field(default=4, ge=1, le=1024)  # that read, by server
+    ttl_s: Count = 0  # 0: values stay
 
 
 class StorageConfig(Section):

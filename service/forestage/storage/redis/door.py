@@ -1,15 +1,15 @@
-"""How connections to a server are made: redis-py does address look-up, TLS, AUTH and SELECT, then lets go of the socket.
+"""How connections to a server are made: redis-py looks up the address, does TLS, AUTH and SELECT, and lets go of it.
 
 Its retries and RESP3 are off: a retry would multiply every limit, and RESP3 has other replies and unasked ones.
 """
 
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
 from forestage.storage.redis.errors import LinkError
@@ -20,22 +20,23 @@ __all__ = ["Address", "Door"]
 Address = tuple[str, int]
 
 
-class _Tcp(Connection):
+class _Detachable(AbstractConnection):
     def detach(self) -> socket.socket:
-        sock, self._sock = self._sock, None
+        """Return the connected socket and forget it: nobody else closes it now."""
+        sock, self._sock = cast("socket.socket", self._sock), None
         return sock
 
 
-class _Tls(SSLConnection):
-    def detach(self) -> socket.socket:
-        sock, self._sock = self._sock, None
-        return sock
+class _Tcp(_Detachable, Connection):
+    pass
 
 
-class _Unix(UnixDomainSocketConnection):
-    def detach(self) -> socket.socket:
-        sock, self._sock = self._sock, None
-        return sock
+class _Tls(_Detachable, SSLConnection):
+    pass
+
+
+class _Unix(_Detachable, UnixDomainSocketConnection):
+    host = ""  # an abstract property that redis-py leaves undefined here
 
 
 class Door:
@@ -69,13 +70,11 @@ class Door:
             "driver_info": None,
         }
         host, port = address
-        connection: _Tcp | _Tls | _Unix
+        kind: type[_Detachable] = _Unix if port == 0 else _Tls if self._tls else _Tcp
+        place = {"path": host} if port == 0 else {"host": host, "port": port}
         try:
-            if port == 0:
-                connection = _Unix(path=host, **common)
-            else:
-                connection = (_Tls if self._tls else _Tcp)(host=host, port=port, **common)
-            connection.connect()
+            connection = kind(**place, **common)
+            connection.connect()  # type: ignore[no-untyped-call]
         except (redis.RedisError, OSError, ValueError) as error:
             raise LinkError(f"cannot connect to {host}{f':{port}' if port else ''}: {error}") from error
         return Link(connection.detach(), self._patience_s)

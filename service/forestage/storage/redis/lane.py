@@ -1,7 +1,7 @@
 """One server's share of a batch: pipelined GETs through one connection, a bounded window of replies ahead.
 
-Law: a value that was asked for on a link is received from it or the link is dropped; values leave `todo` only by ending.
-The lane touches views and reports only while it holds a link.
+Law: a value that was asked for on a link is received from it or the link is dropped; values leave `todo` only by ending
+or by being sent elsewhere. The lane touches views and reports only while it holds a link.
 """
 
 from collections import deque

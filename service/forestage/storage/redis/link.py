@@ -4,11 +4,11 @@ Law: a link is used by one thread at a time; only `shut_down` may be called from
 closed, never used again.
 """
 
+import contextlib
 import socket
 import ssl
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from forestage.storage.base import Buffer
 from forestage.storage.redis.errors import LinkError, QuietError
@@ -83,11 +83,9 @@ class Link:
 
     def shut_down(self) -> None:
         """Wake whoever waits on this connection; it is of no use afterwards. From any thread, before `close` only."""
-        try:
+        with contextlib.suppress(OSError):
             # Not the method of SSLSocket, which would turn it into a plain one under the reading thread.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

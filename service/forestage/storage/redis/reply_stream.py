@@ -67,9 +67,9 @@ class ReplyStream:
     def read_value(self, view: memoryview, header: bytes, due: int, page: PageRead) -> Value:
         """Receive the reply to a GET: the payload into `view`, what comes behind it into a buffer of this object.
 
-        `header` is `value_header(len(view))`, `due` how many replies are still to come after this one. Raises
-        ReplyError for an error reply, OversizeError for a value that is not worth reading to its end, AbandonedError when
-        the page is stopped and much of it is still to come.
+        `header` is `value_header(len(view))`, `due` how many replies are still to come after this one.
+        Raises ReplyError for an error reply, OversizeError for a value that is not worth reading to its end,
+        AbandonedError when the page is stopped and much of it is still to come.
         """
         line = self._line()
         if line != header:

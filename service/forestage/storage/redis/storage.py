@@ -38,7 +38,7 @@ class RedisStorage(Storage):
         stall_timeout_s: float = 2.0,
     ) -> None:
         """Connect to nothing yet."""
-        options = redis.connection.parse_url(url)
+        options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
         kind = options.pop("connection_class", None)
         if "path" in options:
             address = options.pop("path"), 0
