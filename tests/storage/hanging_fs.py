@@ -20,6 +20,7 @@ _IN_HEADER = struct.Struct("<IIQQIIII")
 _OUT_HEADER = struct.Struct("<IiQ")
 _ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
 _FOPEN_DIRECT_IO = 1
+_PARALLEL_DIROPS = 1 << 18  # without it one look-up that hangs locks its directory
 _MNT_DETACH = 2
 
 
@@ -82,7 +83,10 @@ class HangingFs:
             case _ if opcode in {_FORGET, _BATCH_FORGET, _INTERRUPT}:
                 return
             case _ if opcode == _INIT:
-                self._reply(unique, struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 17, 0, 16, 12, 1 << 17, 1, 32, 0, 0))
+                self._reply(
+                    unique,
+                    struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 17, _PARALLEL_DIROPS, 16, 12, 1 << 17, 1, 32, 0, 0),
+                )
             case _ if opcode == _LOOKUP:
                 name = body.rstrip(b"\0").decode()
                 if name in self.names:

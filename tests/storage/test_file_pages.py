@@ -21,9 +21,9 @@ from contract.polling import until
 from contract.storage_contract import Landing, hybrid, keys, payloads, store
 from forestage.core.errors import StartError, StorageUnavailableError
 from forestage.core.layout import Component, ModelLayout
+from forestage.storage import shelf
 from forestage.storage.base import Probe, ReadOutcome
 from forestage.storage.files import FileStorage
-from forestage.storage.shelf import CHUNK_BYTES
 
 KV = 0
 LOADED, MISSING, CORRUPT, ERROR = ReadOutcome.LOADED, ReadOutcome.MISSING, ReadOutcome.CORRUPT, ReadOutcome.ERROR
@@ -40,8 +40,8 @@ async def storage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 
 def path_of(storage: FileStorage, model: ModelLayout, key: bytes, shard: int = 0) -> Path:
-    shelf = storage.shelves(model)[KV]
-    return Path(shelf.stem(key) + shelf.endings[shard])
+    mine = storage.shelves(model)[KV]
+    return Path(mine.stem(key) + mine.endings[shard])
 
 
 def temporaries(root: Path) -> list[Path]:
@@ -184,9 +184,18 @@ async def test_a_value_under_another_models_name_is_corrupt(storage: FileStorage
     assert await read(storage, other, pages) == [CORRUPT]
 
 
-@pytest.mark.parametrize("beyond", [-1, 0, 1, CHUNK_BYTES + 5000])
+CHUNK = 64 << 10
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "CHUNK_BYTES", CHUNK)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 4096, CHUNK + 5000])
 async def test_pages_larger_than_a_chunk(storage: FileStorage, beyond: int) -> None:
-    model, pages = ModelLayout("big", 64, (Component("kv", CHUNK_BYTES + beyond),)), keys(2)
+    model, pages = ModelLayout("big", 64, (Component("kv", CHUNK + beyond),)), keys(2)
     await store(storage, model, KV, *pages)
     landing = Landing(model, KV, pages)
     assert await landing.read(storage) == [LOADED] * 2
@@ -197,8 +206,9 @@ async def test_pages_larger_than_a_chunk(storage: FileStorage, beyond: int) -> N
     assert await read(storage, model, pages) == [CORRUPT, LOADED]
 
 
+@pytest.mark.usefixtures("small_chunks")
 async def test_a_large_page_shows_progress_and_stops_between_chunks(storage: FileStorage) -> None:
-    model, pages = ModelLayout("big", 64, (Component("kv", 4 * CHUNK_BYTES),)), keys(2)
+    model, pages = ModelLayout("big", 64, (Component("kv", 100 * CHUNK),)), keys(2)
     await store(storage, model, KV, *pages)
     landing = Landing(model, KV, pages)
     reading = asyncio.create_task(storage.read_into(model, landing.reads, landing.report))
@@ -206,7 +216,7 @@ async def test_a_large_page_shows_progress_and_stops_between_chunks(storage: Fil
     landing.reads[1].stopped = True
     await reading
     assert landing.outcomes()[0] is LOADED
-    assert landing.reads[0].progress >= 4
+    assert landing.reads[0].progress >= 100
     assert landing.outcomes()[1] in {LOADED, ReadOutcome.STOPPED}
     landing.check()
 

@@ -137,7 +137,7 @@ class GuardedStorage(Storage):
                 await self._inner.open()
         except (TimeoutError, StorageUnavailableError) as error:
             self._fail(Ticket(passed=True))
-            _log.warning("storage %s did not open: %s", self.kind, error or "timed out")
+            _log.warning("storage %s did not open: %s", self.kind, str(error) or "timed out")
 
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
         ticket = self._breaker.admit(self._clock())
@@ -154,7 +154,7 @@ class GuardedStorage(Storage):
             self._observe.storage_error("probe", 1)
             if isinstance(error, StorageUnavailableError):
                 raise
-            raise StorageUnavailableError(f"{self.kind} probe: {error or 'timed out'}") from error
+            raise StorageUnavailableError(f"{self.kind} probe: {str(error) or 'timed out'}") from error
         self._succeed(firm=self._clock() >= self._distrust_until)
         return presence
 
