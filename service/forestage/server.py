@@ -20,6 +20,7 @@ from forestage.api.app import create_app
 from forestage.api.context import Context
 from forestage.assembly import Assembly, assemble, build_storage, pool_settings
 from forestage.config import Config, read_token
+from forestage.connections import Connection
 from forestage.core.errors import StartError
 from forestage.pool.file import PoolFile
 from forestage.sockets import bind_tcp, bind_unix
@@ -130,7 +131,7 @@ async def _serve_pool(
     server = _Server(
         uvicorn.Config(
             create_app(context, token),
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+
 from support.configs import write_config
 from support.running import running
 

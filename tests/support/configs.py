@@ -34,9 +34,7 @@ def write_config(
         lines.append(f'[storage.file]\nroot = "{folder}/l3"')
     lines.append(_MODEL.format(name=name, page_bytes=page_bytes, slots=slots))
     if states:
-        lines.append(
-            f'[[models.components]]\nname = "state"\nbytes = {page_bytes}\nslots = {states}\ncovers = "tail"\nwindow = 1'
-        )
+        lines.append(f'[[models.components]]\nname = "state"\nbytes = {page_bytes}\nslots = {states}\ncovers = "tail"')
     lines.append(more)
     path = folder / "forestage.toml"
     path.write_text("\n".join(lines))

@@ -19,6 +19,7 @@ def create_app(context: Context, token: str = "") -> FastAPI:
         description="Brings KV-cache pages into a shared host pool before an LLM engine needs them.",
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # an unknown path is a problem, not a redirect to whatever host the client named
     )
     install(app)
     app.include_router(build_probes(context))

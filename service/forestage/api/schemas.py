@@ -200,7 +200,8 @@ def check(shape: type[B], body: dict[str, Any], num_keys: int = 0) -> B:
     try:
         checked = shape.model_validate({**body, "keys": []} if "keys" in shape.model_fields else body)
     except ValidationError as error:
-        mistakes = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors()[:10]]
+        # Names of unknown fields are the caller's, and may be as long as a body.
+        mistakes = [f"{'.'.join(map(str, e['loc']))[:64] or 'body'}: {e['msg']}" for e in error.errors()[:10]]
         raise BadRequestError("; ".join(mistakes)) from None
     if isinstance(checked, PrefixBody) and checked.device_pages > num_keys:
         raise BadRequestError(f"device_pages: {checked.device_pages}, but only {num_keys} keys")

@@ -1,8 +1,8 @@
 """Batches of page reads between the engine and a storage.
 
-A batch borrows slots from the engine and gives every one of them back exactly once, however its storage call ends:
-returned, raised, cancelled or stalled. Reports come from reader threads; they are queued and taken in on the loop,
-many at a time.
+Law: a batch borrows slots from the engine and gives every one of them back exactly once, however its storage call ends:
+returned, raised, cancelled (begun or not) or stalled. Reports come from reader threads; they are queued and taken in
+on the loop, many at a time.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class SlotMemory(Protocol):
 
 
 class _Batch:
-    """Loads lent to one storage call; `open` are those that have not come back."""
+    """Loads lent to one storage call; `open` are those that have had no report, `stalled` were given up since."""
 
     def __init__(self, model: str, loads: Sequence[Load]) -> None:
         self.model = model
@@ -66,20 +66,41 @@ class Reads:
         self._on_progress = on_progress
         self._reports: deque[tuple[_Batch, int, ReadOutcome]] = deque()
         self._waking = False
-        self.in_flight = 0
+        self._calls: set[_Batch] = set()
+        self._delivering = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of the storage that have not returned, those that were given up among them."""
+        return len(self._calls)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Hand the engine's next pages to the storage while it takes more."""
-        while self.in_flight < self._storage.batches_in_flight:
-            batch = self._engine.next_batch(self._storage.batch_bytes)
-            if batch is None:
-                return
-            self.in_flight += 1
-            tasks.create_task(self._read(*batch))
+        """Hand the engine's next pages to the storage while it takes more.
 
-    async def _read(self, layout: ModelLayout, loads: Sequence[Load]) -> None:
+        A batch that was given up does not count: reads that hang for good must not keep all others waiting.
+        """
+        while self._delivering < self._storage.batches_in_flight:
+            lent = self._engine.next_batch(self._storage.batch_bytes)
+            if lent is None:
+                return
+            layout, loads = lent
+            batch = _Batch(layout.name, loads)
+            self._calls.add(batch)
+            self._delivering += 1
+            tasks.create_task(self._read(layout, batch))
+
+    def close(self) -> None:
+        """Fail what was not handed to the storage and never will be. No read may be running."""
+        self._drain()
+        for batch in tuple(self._calls):
+            self._end(batch)  # its task was cancelled before its first step
+        while (lent := self._engine.next_batch(self._storage.batch_bytes)) is not None:
+            layout, loads = lent
+            for load in loads:
+                self._engine.read_ended(layout.name, load, Reason.STORAGE_ERROR, self._clock())
+
+    async def _read(self, layout: ModelLayout, batch: _Batch) -> None:
         loop = asyncio.get_running_loop()
-        batch = _Batch(layout.name, loads)
 
         def report(index: int, outcome: ReadOutcome) -> None:
             self._reports.append((batch, index, outcome))
@@ -88,16 +109,22 @@ class Reads:
                 loop.call_soon_threadsafe(self._take_reports)
 
         try:
-            await self._storage.read_into(layout, [self._page_read(layout, load) for load in loads], report)
+            await self._storage.read_into(layout, [self._page_read(layout, load) for load in batch.loads], report)
         except Exception:
             log.exception("a storage raised instead of reporting; its pages count as unreadable")
         finally:
             # Cancelled or not: the storage has let go of every slot of this batch.
-            self.in_flight -= 1
             self._drain()
-            for index in batch.open | batch.stalled:
-                self._engine.read_ended(batch.model, loads[index], Reason.STORAGE_ERROR, self._clock())
+            self._end(batch)
             self._on_progress()
+
+    def _end(self, batch: _Batch) -> None:
+        self._calls.discard(batch)
+        if batch.open:
+            self._delivering -= 1
+        left, batch.open, batch.stalled = batch.open | batch.stalled, set(), set()
+        for index in left:
+            self._engine.read_ended(batch.model, batch.loads[index], Reason.STORAGE_ERROR, self._clock())
 
     def _page_read(self, layout: ModelLayout, load: Load) -> PageRead:
         views = self._memory.shard_views(self._region_of(layout.name, load.component), load.slot)
@@ -115,6 +142,8 @@ class Reads:
         while self._reports:
             batch, index, outcome = self._reports.popleft()
             batch.open.discard(index)
+            if not batch.open:
+                self._delivering -= 1
             load = batch.loads[index]
             if outcome is ReadOutcome.LOADED:
                 engine.read_ended(batch.model, load, None, now)

@@ -57,14 +57,26 @@ class PrefetchService:
         self._closing = asyncio.Event()
 
     async def run(self, started: asyncio.Event) -> None:
-        """Serve until `stop`. Owns every background task; returns when the last one has ended."""
-        async with asyncio.TaskGroup() as self._tasks:
-            started.set()
-            await self._closing.wait()
-            for task in self._probing.values():
-                task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        """Serve until `stop`. Owns every background task; returns when the last one has ended.
+
+        Cancelled or failed instead, it ends every job with reason `shutdown` on its way out.
+        """
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                try:
+                    started.set()
+                    await self._closing.wait()
+                finally:
+                    self._closing.set()  # before the group cancels its tasks: none may be started by their ends
+                for task in self._probing.values():
+                    task.cancel()
+        finally:
+            self._tasks = None
+            self.engine.stop_all(self._clock())
+            self._reads.close()
+            self._progress()
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def stop(self, grace_s: float) -> bool:
         """Settle all jobs with reason `shutdown`, refuse new ones, and end `run`.

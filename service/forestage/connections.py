@@ -1,0 +1,82 @@
+"""One HTTP connection: uvicorn's, that also tells a client which only ended its sending side from one that has left.
+
+Both look the same at first, an end of input. So the client is sent an interim answer, which any HTTP/1.1 client passes
+over: who has left resets the connection, who still listens gets the final answer, and then the connection is closed.
+Law: after its end of input a connection is either closed at once or serves what it was asked completely.
+"""
+
+import asyncio
+import json
+import socket
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+__all__ = ["Connection"]
+
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TCP_CLOSE = 7  # tcp_info.tcpi_state of a connection that was reset; 8, CLOSE_WAIT, of one that may still be answered
+_FIRST_LOOK_S = 0.005
+_LOOK_EVERY_S = 0.1
+
+
+class Connection(HttpToolsProtocol):
+    """Serves requests one after another; see the module for what an end of input does."""
+
+    _look: asyncio.TimerHandle | None = None
+    _served: RequestResponseCycle | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open (True) while a request that came whole has no answer yet."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if self.scope.get("http_version") != "1.1":
+            return False  # knows no interim answers
+        cycle.keep_alive = False
+        if self._look is None:
+            if self._served is None or not self._served.response_started:
+                self.transport.write(_INTERIM)
+            self._look_again(_FIRST_LOOK_S)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        served = self._served
+        if served is not None and not served.response_complete:
+            # Of pipelined requests uvicorn tells the newest, which may wait behind this one.
+            served.disconnected = True
+            served.message_event.set()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as every other error is answered."""
+        body = json.dumps({"type": "unparsable", "title": "Bad Request", "status": 400, "detail": msg}).encode()
+        head = f"content-type: application/problem+json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look_again(self, after_s: float) -> None:
+        self._look = self.loop.call_later(after_s, self._see_whether_it_left, after_s)
+
+    def _see_whether_it_left(self, waited_s: float) -> None:
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if _was_reset(self.transport):
+            self.transport.abort()
+        else:
+            self._look_again(min(2 * waited_s, _LOOK_EVERY_S))
+
+
+def _was_reset(transport: asyncio.Transport) -> bool:
+    """Say whether a TCP connection was reset. A unix socket tells by failing to take the interim answer."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    state: bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    return state[0] == _TCP_CLOSE
