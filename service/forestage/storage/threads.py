@@ -29,15 +29,17 @@ class _State(Enum):
 class Job(Generic[T]):
     """A piece of work handed to a thread."""
 
-    __slots__ = ("_loop", "ended", "is_stalled", "result", "state", "work")
+    __slots__ = ("_loop", "_waiter", "ended", "is_stalled", "result", "state", "work")
 
     def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.state = _State.QUEUED
         self.is_stalled = False
+        #: Done when the event loop knows that the job has ended or was withdrawn. Never await it: that could cancel it.
         self.ended: asyncio.Future[None] = loop.create_future()
         self.result: T | BaseException | None = None
         self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_withdrawn(self) -> bool:
@@ -45,12 +47,16 @@ class Job(Generic[T]):
         return self.state is _State.WITHDRAWN
 
     async def wait(self) -> T:
-        """Wait for the end and return the result; a cancelled wait leaves the job as it is.
+        """Wait for the end and return the result; a cancelled wait leaves the job as it is. For one task at a time.
 
         Raises what the work raised, StorageUnavailableError when it was withdrawn.
         """
-        await asyncio.wait([self.ended])
-        return self._value()
+        await self._wait_for_end()
+        if self.is_withdrawn:
+            raise StorageUnavailableError("no thread was free before this was taken back")
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return cast("T", self.result)
 
     async def outlast(self, on_cancel: Callable[[], None]) -> T:
         """Wait until no thread runs this job any more, however often the caller is cancelled meanwhile.
@@ -58,24 +64,21 @@ class Job(Generic[T]):
         Returns and raises as `wait` does. The first cancellation calls `on_cancel` (which should make it end soon) and
         is raised again after the end.
         """
-        cancelled: asyncio.CancelledError | None = None
-        while not self.ended.done():
-            try:
-                await asyncio.wait([self.ended])
-            except asyncio.CancelledError as error:
-                if cancelled is None:
-                    cancelled = error
-                    on_cancel()
-        if cancelled is not None:
-            raise cancelled
-        return self._value()
+        try:
+            return await self.wait()
+        except asyncio.CancelledError:
+            if not self.ended.done():
+                on_cancel()
+            while not self.ended.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._wait_for_end()
+            raise
 
-    def _value(self) -> T:
-        if self.is_withdrawn:
-            raise StorageUnavailableError("no thread was free before this was taken back")
-        if isinstance(self.result, BaseException):
-            raise self.result
-        return cast("T", self.result)
+    async def _wait_for_end(self) -> None:
+        if not self.ended.done():
+            # A future of its own: a cancelled task cancels what it awaits.
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     def announce(self) -> None:
         """Tell the event loop that the job has ended or was withdrawn; from any thread."""
@@ -84,8 +87,9 @@ class Job(Generic[T]):
             self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Threads:
