@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test check bench
+.PHONY: help demo demo-redis serve test check bench
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -17,6 +17,7 @@ DEV_READY := $(VENV)/.dev-ready
 
 help:
 	@echo 'make demo    start the service on made-up pages, prefetch some, show what happened'
+	@echo 'make demo-redis   the same with the pages in a Redis of its own'
 	@echo 'make serve   run the service; CONFIG=$(CONFIG)'
 	@echo 'make test    run all tests; ARGS="-k lease" chooses'
 	@echo 'make check   formatting, lint, types, layering'
@@ -43,6 +44,9 @@ $(DEV_READY): $(SERVE_READY)
 
 demo: $(SERVE_READY)
 	@$(BIN)/python -m forestage.demo $(ARGS)
+
+demo-redis: $(SERVE_READY)
+	@$(BIN)/python -m forestage.demo_redis $(ARGS)
 
 serve: $(SERVE_READY)
 	@exec $(BIN)/forestage serve --config '$(CONFIG)' $(ARGS)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,17 +21,17 @@ from typing import Any, Self
 from forestage_client import Client, Prefetch
 from forestage_client.pool_view import PoolView
 
-__all__ = ["main"]
+__all__ = ["SAMPLE", "Demo", "main", "scratch_folder"]
 
-_DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "hicache-hybrid"
+SAMPLE = Path(__file__).resolve().parents[2] / "tests" / "data" / "hicache-hybrid"
 _START_S = 60.0
 _WHY = {
     "host_capacity": "no room",
     "no_boundary": "no state there",
     "not_stored": "not in L3",
     "below_min_pages": "not worth it",
-    "corrupt": "bad file",
-    "vanished": "file gone",
+    "corrupt": "bad page",
+    "vanished": "page gone",
 }
 
 
@@ -38,18 +39,19 @@ def main() -> int:
     """Run the demo, or with --verify the second process that reads the pool; return the exit code."""
     parser = argparse.ArgumentParser(prog="forestage.demo", description="Prefetch a sample conversation.")
     parser.add_argument("--verify", metavar="POOL", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, default=_DATA, metavar="DIR", help="directory with l3/ and manifest.json")
+    parser.add_argument("--data", type=Path, default=SAMPLE, metavar="DIR", help="directory with l3/ and manifest.json")
     arguments = parser.parse_args()
     if arguments.verify:
         return _verify(arguments.verify)
     if not (arguments.data / "manifest.json").is_file():
         print(f"forestage: no sample at {arguments.data}: run from a checkout, or name it with --data", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="forestage-demo-", dir=_scratch()) as scratch:
-        return _Demo(arguments.data, Path(scratch)).run()
+    with tempfile.TemporaryDirectory(prefix="forestage-demo-", dir=scratch_folder()) as scratch:
+        return Demo(arguments.data, Path(scratch)).run()
 
 
-def _scratch() -> str | None:
+def scratch_folder() -> str | None:
+    """Return where the demo's files go: in memory if there is room, else wherever temporary files go."""
     shared = Path("/dev/shm")
     return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 64 << 20 else None
 
@@ -72,7 +74,9 @@ def _verify(pool: str) -> int:
 
 
 @dataclass
-class _Demo:
+class Demo:
+    """The cases of the sample's manifest, each against a service that reads a copy of the files as they are."""
+
     data: Path
     scratch: Path
     manifest: dict[str, Any] = field(init=False)
@@ -85,10 +89,11 @@ class _Demo:
             self.digests.setdefault((file["component"], file["name"][:64]), []).append(file["sha256"])
 
     def run(self) -> int:
+        """Run all cases and print them; return the exit code."""
         cases = [case for case in self.manifest["cases"] if case.get("change", {}).get("when", "before") == "before"]
-        shutil.copytree(self.data / "l3", self.scratch / "l3")
         config = self.scratch / "forestage.toml"
         config.write_text(self._config(cases))
+        self.prepare(config)
         log = self.scratch / "service.log"
         began = time.monotonic()
         command = [sys.executable, "-m", "forestage", "serve", "--config", str(config)]
@@ -101,7 +106,7 @@ class _Demo:
                 print(f"the service did not start:\n{log.read_text()}", file=sys.stderr)
                 return 1
             print(f"service ready in {time.monotonic() - began:.1f} s at {ready[2]}; one conversation of 48 pages,")
-            print("written by SGLang for 2 ranks; a page can be resumed from only where a Mamba state was stored:")
+            print(f"{self.origin}; a page can be resumed from only where a Mamba state was stored:")
             print("after pages 16, 24, 40 and 48 (its branch: 16, 28, 36). Each row is a fresh pool.\n")
             failed = self._run_cases(ready[2], cases)
         finally:
@@ -111,11 +116,35 @@ class _Demo:
             print(f"the service ended with {code}:\n{log.read_text()}", file=sys.stderr)
         return 1 if failed or code else 0
 
+    #: Where the pages come from, for the reader of the table.
+    origin = "written by SGLang for 2 ranks"
+
+    def prepare(self, config: Path) -> None:
+        """Bring the sample to where the service will look for it; `config` is the service's."""
+        shutil.copytree(self.data / "l3", self.scratch / "l3")
+
+    def storage_lines(self) -> str:
+        """Return the section of the configuration that says where the service looks."""
+        return f'[storage]\nkind = "hicache-file"\n[storage.hicache-file]\nroot = "{self.scratch}/l3"'
+
+    def exchange(
+        self, model: str, file: dict[str, Any], value: Callable[[bytes], bytes | None]
+    ) -> Callable[[], object]:
+        """Replace the stored value of a file by what `value` makes of it, None: remove it; return what undoes that."""
+        path = self.scratch / "l3" / file["name"]
+        whole = path.read_bytes()
+        changed = value(whole)
+        if changed is None:
+            path.unlink()
+        else:
+            path.write_bytes(changed)
+        return lambda: path.write_bytes(whole)
+
     def _config(self, cases: list[dict[str, Any]]) -> str:
         model = self.manifest["model"]
         lines = [
             f'[server]\nport = 0\n[pool]\npath = "{self.scratch}/pool"\nbytes = "256MiB"\npin = "none"',
-            f'[storage]\nkind = "hicache-file"\n[storage.hicache-file]\nroot = "{self.scratch}/l3"',
+            self.storage_lines(),
             "[prefetch]\nmax_inflight_fraction = 1.0\nsettle_ms = 2000",
         ]
         for case in cases:
@@ -135,7 +164,7 @@ class _Demo:
         failed = verified = 0
         with Client(url) as client, _Verifier(client.pool().path) as verifier:
             for case in cases:
-                undo = self._change(case.get("change"))
+                undo = self._change(case)
                 job, wrong = self._run_case(client, case)
                 undo()
                 size, bad = verifier.check(case["id"], self._slots(case, job))
@@ -187,19 +216,20 @@ class _Demo:
                 named.append((component, slot, key, self.digests[component, key]))
         return named
 
-    def _change(self, change: dict[str, Any] | None) -> Any:
-        """Spoil a file of the copy as the manifest says; the returned function mends it."""
+    def _change(self, case: dict[str, Any]) -> Callable[[], object]:
+        """Spoil a value as the manifest says; the returned function mends it."""
+        change = case.get("change")
         if change is None:
             return lambda: None
         name = change.get("remove") or change.get("truncate") or change.get("append")
-        assert name is not None
-        file = self.scratch / "l3" / name
-        whole = file.read_bytes()
-        if "remove" in change:
-            file.unlink()
-        else:
-            file.write_bytes(whole[: change["to"]] if "truncate" in change else whole + b"\0" * change["bytes"])
-        return lambda: file.write_bytes(whole)
+        file = next(file for file in self.manifest["files"] if file["name"] == name)
+
+        def spoil(value: bytes) -> bytes | None:
+            if "remove" in change:
+                return None
+            return value[: change["to"]] if "truncate" in change else value + bytes(change["bytes"])
+
+        return self.exchange(case["id"], file, spoil)
 
     def _print(self, case: dict[str, Any], job: Prefetch, wrong: list[str]) -> None:
         slots = "/".join(str(number) for number in case["pool_slots"].values())
