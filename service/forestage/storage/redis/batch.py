@@ -18,18 +18,16 @@ _LOADED, _STOPPED = ReadOutcome.LOADED, ReadOutcome.STOPPED
 class ValueRead:
     """One value to be read: a shard of a page."""
 
-    __slots__ = ("asking", "index", "key", "page", "shard", "view")
+    __slots__ = ("index", "page", "shard", "view")
 
     def __init__(self, index: int, page: PageRead, shard: ShardName, view: memoryview) -> None:
         self.index = index
         self.page = page
         self.shard = shard
         self.view = view
-        self.asking = False
 
-    @property
-    def name(self) -> bytes:
-        """Its key in Redis."""
+    def redis_name(self) -> bytes:
+        """Return its key in Redis."""
         return self.shard.head + self.page.key
 
 
@@ -60,6 +58,19 @@ class Batch:
             if outcome is not _LOADED and self._outcomes[index] in (_LOADED, _STOPPED):
                 self._outcomes[index] = outcome
             self._open[index] -= 1
-            while self._next < len(self._open) and self._open[self._next] == 0:
-                self._report(self._next, self._outcomes[self._next])
-                self._next += 1
+            self._report_due()
+
+    def end_rest(self, outcome: ReadOutcome) -> None:
+        """End every page that has not ended; nothing may read any value of them any more."""
+        with self._lock:
+            for index, num_open in enumerate(self._open):
+                if num_open:
+                    self._open[index] = 0
+                    if self._outcomes[index] is _LOADED:
+                        self._outcomes[index] = outcome
+            self._report_due()
+
+    def _report_due(self) -> None:
+        while self._next < len(self._open) and self._open[self._next] == 0:
+            self._report(self._next, self._outcomes[self._next])
+            self._next += 1

@@ -1,23 +1,27 @@
-"""How connections to a server are made: redis-py looks up the address, does TLS, AUTH and SELECT, and lets go of it.
+"""How connections to a server are made: redis-py looks up the address, connects, logs in, and lets go of the socket.
 
 Its retries and RESP3 are off: a retry would multiply every limit, and RESP3 has other replies and unasked ones.
 """
 
+import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import AbstractConnection, Connection, UnixDomainSocketConnection
+from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from forestage.storage.redis.errors import LinkError
 from forestage.storage.redis.link import Link
+from forestage.storage.redis.tls import TLS_OPTIONS, TlsSettings
 
-__all__ = ["Address", "Door"]
+__all__ = ["Address", "Door", "Session"]
 
-Address = tuple[str, int]
+Address = tuple[str, int]  # host and port; port 0 makes the host a socket's path
 
 
 class _Detachable(AbstractConnection):
@@ -31,16 +35,38 @@ class _Tcp(_Detachable, Connection):
     pass
 
 
-class _Tls(_Detachable, SSLConnection):
-    pass
+class _Tls(_Detachable, Connection):
+    def __init__(self, settings: TlsSettings, **options: Any) -> None:
+        self._settings = settings
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+
+    def _connect(self) -> socket.socket:
+        sock = super()._connect()  # type: ignore[no-untyped-call]
+        try:
+            return self._settings.context().wrap_socket(sock, server_hostname=self.host)
+        except BaseException:
+            sock.close()
+            raise
 
 
 class _Unix(_Detachable, UnixDomainSocketConnection):
     host = ""  # an abstract property that redis-py leaves undefined here
 
 
+class Session:
+    """A connection for small commands, one at a time."""
+
+    def __init__(self, connection: _Detachable) -> None:
+        self._connection = connection
+
+    def ask(self, *words: str | bytes | int) -> Any:
+        """Return the reply to a command as redis-py parses it. Raises redis.RedisError."""
+        self._connection.send_command(*words)  # type: ignore[no-untyped-call]
+        return self._connection.read_response()
+
+
 class Door:
-    """Opens links with the credentials of one configuration."""
+    """Opens connections with the credentials of one configuration. Blocking; for threads."""
 
     def __init__(self, options: Mapping[str, Any], *, tls: bool, timeout_s: float, patience_s: float) -> None:
         """Connect to nothing yet.
@@ -48,33 +74,72 @@ class Door:
         Args:
             options: keyword arguments of redis-py's connections: credentials, database, TLS files.
             tls: whether to use TLS.
-            timeout_s: for connecting, and for each answer during the handshake.
+            timeout_s: for connecting, and for each answer of a session.
             patience_s: how long a link waits for the next byte.
         """
-        self._options = dict(options)
-        self._tls = tls
+        self._options = {name: value for name, value in options.items() if name not in TLS_OPTIONS}
+        self._tls = TlsSettings(options) if tls else None
         self._timeout_s = timeout_s
         self._patience_s = patience_s
 
-    def open(self, address: Address) -> Link:
-        """Connect, authenticate and select the database; port 0 means that the host is a unix socket. Blocking.
+    def open(self, address: Address, *, only_primary: bool = False) -> Link:
+        """Connect, authenticate and select the database.
 
-        Raises LinkError.
+        Raises LinkError; with `only_primary` also when the server says that it is something else.
         """
-        common: dict[str, Any] = {
-            **self._options,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-            "socket_connect_timeout": self._timeout_s,
-            "socket_timeout": self._timeout_s,
-            "driver_info": None,
-        }
+        with _as_link_error(address):
+            connection = self._connect(address)
+            try:
+                if only_primary:
+                    _require_primary(Session(connection))
+                return Link(connection.detach(), self._patience_s)
+            finally:
+                connection.disconnect()  # type: ignore[no-untyped-call]  # closes nothing that was detached
+
+    @contextlib.contextmanager
+    def session(self, address: Address) -> Iterator[Session]:
+        """Connect for small commands. What redis-py raises inside becomes a LinkError."""
+        with _as_link_error(address):
+            connection = self._connect(address)
+            try:
+                yield Session(connection)
+            finally:
+                connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def _connect(self, address: Address) -> _Detachable:
         host, port = address
-        kind: type[_Detachable] = _Unix if port == 0 else _Tls if self._tls else _Tcp
-        place = {"path": host} if port == 0 else {"host": host, "port": port}
-        try:
-            connection = kind(**place, **common)
-            connection.connect()  # type: ignore[no-untyped-call]
-        except (redis.RedisError, OSError, ValueError) as error:
-            raise LinkError(f"cannot connect to {host}{f':{port}' if port else ''}: {error}") from error
-        return Link(connection.detach(), self._patience_s)
+        kind: Callable[..., _Detachable]
+        if port == 0:
+            kind = partial(_Unix, path=host)
+        elif self._tls is None:
+            kind = partial(_Tcp, host=host, port=port)
+        else:
+            kind = partial(_Tls, self._tls, host=host, port=port)
+        connection = kind(
+            **self._options,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=self._timeout_s,
+            socket_timeout=self._timeout_s,
+            driver_info=None,
+        )
+        connection.connect()  # type: ignore[no-untyped-call]
+        return connection
+
+
+@contextlib.contextmanager
+def _as_link_error(address: Address) -> Iterator[None]:
+    try:
+        yield
+    except (redis.RedisError, OSError, ValueError) as error:
+        where = f"{address[0]}:{address[1]}" if address[1] else address[0]
+        raise LinkError(f"cannot use {where}: {error}") from error
+
+
+def _require_primary(session: Session) -> None:
+    try:
+        role = session.ask("ROLE")[0]
+    except NoPermissionError:
+        return  # users need not be allowed to ask; the sentinels named this one
+    if role != b"master":
+        raise redis.ReadOnlyError(f"the sentinels named it, but it is a {role.decode()}")

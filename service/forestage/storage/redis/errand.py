@@ -7,31 +7,41 @@ off gets no further link.
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from forestage.core.errors import StorageUnavailableError
-from forestage.storage.redis.errors import AbandonedError, LinkError, OversizeError
+from forestage.storage.redis.errors import AbandonedError, LinkError, OversizeError, ReplyError
 from forestage.storage.redis.link import Link
 from forestage.storage.redis.node import Node
 from forestage.storage.threads import Threads
 
 __all__ = ["Errand", "Run", "outlast"]
 
+T = TypeVar("T")
 
-class Errand(ABC):
-    """Base of what runs in the threads of a node."""
 
-    def __init__(self, node: Node) -> None:
+class Errand(ABC, Generic[T]):
+    """Base of what runs in the threads of a node, for a number of things of kind T."""
+
+    def __init__(self, node: Node, things: Iterable[T]) -> None:
         self.node = node
+        #: What is not done.
+        self.todo = deque(things)
+        #: What the server sent elsewhere, with its words; no longer in `todo`.
+        self.redirected: list[tuple[T, ReplyError]] = []
         #: Why it did not come to its end, unless it was broken off.
         self.failure: StorageUnavailableError | None = None
         self.is_broken_off = False
+        #: Broken off because nothing came from the server.
+        self.is_blamed = False
         self._held: Link | None = None
         self._holding = threading.Lock()
 
     @abstractmethod
     def _use(self, link: Link) -> None:
-        """Do what is left to do. Raises LinkError."""
+        """Do what is in `todo`. Raises LinkError."""
 
     def run(self) -> None:
         """Do the work, in a thread. Never raises.
@@ -88,7 +98,7 @@ class Errand(ABC):
 class Run:
     """An errand in threads, seen from the event loop."""
 
-    def __init__(self, threads: Threads, errand: Errand) -> None:
+    def __init__(self, threads: Threads, errand: Errand[Any]) -> None:
         """Hand the errand to the next free thread. Raises StorageUnavailableError when the threads are closed."""
         self.errand = errand
         self._threads = threads
@@ -97,8 +107,12 @@ class Run:
         self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._job.ended.add_done_callback(lambda _: self._release())
 
-    def break_off(self) -> None:
-        """Let the errand end as soon as possible: at once if it has no connection yet."""
+    def break_off(self, *, blame: bool = False) -> None:
+        """Let the errand end as soon as possible: at once if it has no connection yet.
+
+        `blame` the server if it is because nothing came.
+        """
+        self.errand.is_blamed = blame
         if self._threads.withdraw(self._job):
             self.errand.break_off()
         elif self.errand.break_off():
@@ -110,15 +124,24 @@ class Run:
             self.released.set_result(None)
 
 
-async def outlast(runs: Sequence[Run]) -> None:
-    """Wait until all are released. A cancelled caller breaks them off, and is cancelled after the wait."""
+async def outlast(runs: Sequence[Run], timeout_s: float | None = None) -> None:
+    """Wait until all are released; those that are not after `timeout_s` seconds are broken off.
+
+    A cancelled caller breaks all of them off, and is cancelled after the wait.
+    """
     cancelled: asyncio.CancelledError | None = None
-    while open_ones := [run.released for run in runs if not run.released.done()]:
+    while open_ones := [run for run in runs if not run.released.done()]:
         try:
-            await asyncio.wait(open_ones)
+            _, late = await asyncio.wait([run.released for run in open_ones], timeout=timeout_s)
         except asyncio.CancelledError as error:
             cancelled = cancelled or error
-            for run in runs:
+            late = set()
+            for run in open_ones:
                 run.break_off()
+        if late:
+            for run in open_ones:
+                if run.released in late:
+                    run.break_off(blame=True)
+        timeout_s = None
     if cancelled is not None:
         raise cancelled

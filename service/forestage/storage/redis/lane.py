@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from forestage.storage.base import ReadOutcome
 from forestage.storage.envelope import verify
 from forestage.storage.redis.batch import Batch, ValueRead
+from forestage.storage.redis.commands import ASKING, get
 from forestage.storage.redis.errand import Errand
 from forestage.storage.redis.errors import AbandonedError, LinkError, OversizeError, ReplyError
 from forestage.storage.redis.link import Link
@@ -21,46 +22,48 @@ __all__ = ["Lane"]
 _FAILURES = {Value.NIL: ReadOutcome.MISSING, Value.ODD: ReadOutcome.CORRUPT}
 
 
-class Lane(Errand):
+class Lane(Errand[ValueRead]):
     """Reads values of one node in order. `run` in a reader thread of that node, then look at what is left."""
 
-    def __init__(self, node: Node, batch: Batch, values: Iterable[ValueRead], window_bytes: int) -> None:
+    def __init__(
+        self, node: Node, values: Iterable[ValueRead], batch: Batch, window_bytes: int, *, asking: bool = False
+    ) -> None:
         """Ask nothing yet.
 
         Args:
             node: whose values they are.
-            batch: hears of the end of each.
             values: in order.
+            batch: hears of the end of each.
             window_bytes: about so many bytes of replies may be due at once, but at least one reply.
+            asking: the values are on their way to this node, which answers for them only behind an ASKING.
         """
-        super().__init__(node)
-        self.todo = deque(values)
-        #: Values that the server sent elsewhere, with what it said.
-        self.redirected: list[tuple[ValueRead, ReplyError]] = []
+        super().__init__(node, values)
         self._batch = batch
         self._window_bytes = window_bytes
+        self._asking = asking
         self._asked: deque[ValueRead] = deque()
+        self._refused: list[ValueRead] = []
 
     def _use(self, link: Link) -> None:
         link.on_pause = self._look
         try:
             self._converse(link)
         finally:
-            self.todo.extendleft(reversed(self._asked))
+            self.todo.extendleft(reversed([*self._refused, *self._asked]))
             self._asked.clear()
+            self._refused.clear()
 
     def _converse(self, link: Link) -> None:
-        asked, todo = self._asked, self.todo
-        half = self._window_bytes // 2
-        refused: list[ValueRead] = []
-        refusal: ReplyError | None = None
+        asked, half = self._asked, self._window_bytes // 2
         due_bytes = 0
+        refusal: ReplyError | None = None
         while True:
-            if todo and refusal is None and (not asked or due_bytes <= half):
+            if self.todo and refusal is None and (not asked or due_bytes <= half):
                 due_bytes += self._ask(link, self._window_bytes - due_bytes)
             if not asked:
                 break
             value = asked[0]
+            due_bytes -= len(value.view)
             try:
                 outcome = self._receive(link, value, len(asked) - 1)
             except OversizeError:
@@ -68,26 +71,24 @@ class Lane(Errand):
                 self._batch.end(value, ReadOutcome.CORRUPT)
                 raise
             except ReplyError as error:
+                asked.popleft()
+                # 1. not a string, so not ours; 2. to be asked elsewhere; 3. the server does not serve at all
                 if error.code == "WRONGTYPE":
-                    outcome = ReadOutcome.CORRUPT
+                    self._batch.end(value, ReadOutcome.CORRUPT)
                 elif error.is_redirect:
                     self.redirected.append((value, error))
-                    outcome = None
                 else:
-                    refused.append(value)
+                    self._refused.append(value)
                     refusal = error
-                    outcome = None
+                continue
             asked.popleft()
-            due_bytes -= len(value.view)
-            if outcome is not None:
-                self._batch.end(value, outcome)
+            self._batch.end(value, outcome)
         if refusal is not None:
-            todo.extendleft(reversed(refused))
             raise LinkError(f"the server refuses to read: {refusal}") from refusal
 
     def _ask(self, link: Link, room: int) -> int:
         """Send GETs for the next values, `room` bytes of replies but at least one; return how many bytes they bring."""
-        commands = []
+        pieces = []
         taken = 0
         while self.todo and (taken < room or not self._asked):
             value = self.todo.popleft()
@@ -96,15 +97,18 @@ class Lane(Errand):
                 continue
             self._asked.append(value)
             value.page.progress += 1
-            name = value.name
-            commands.append(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
+            if self._asking:
+                pieces.append(ASKING)
+            pieces.append(get(value.redis_name()))
             taken += len(value.view)
-        if commands:
-            link.send(b"".join(commands))
+        if pieces:
+            link.send(b"".join(pieces))
         return taken
 
-    def _receive(self, link: Link, value: ValueRead, due: int) -> ReadOutcome | None:
+    def _receive(self, link: Link, value: ValueRead, due: int) -> ReadOutcome:
         shard, page, view = value.shard, value.page, value.view
+        if self._asking:
+            link.replies.read_ok()
         got = link.replies.read_value(view, shard.value_header, due, page)
         if got is not Value.WHOLE:
             return _FAILURES[got]

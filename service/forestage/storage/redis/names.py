@@ -25,7 +25,7 @@ class Names:
     """The names of all pages under one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._known: dict[ModelLayout, tuple[tuple[ShardName, ...], ...]] = {}
 
     def of(self, model: ModelLayout) -> tuple[tuple[ShardName, ...], ...]:
@@ -35,7 +35,7 @@ class Names:
             names = self._known[model] = tuple(
                 tuple(
                     ShardName(
-                        f"{self._prefix}:{model.fingerprint}:{component.name}:{shard}:".encode(),
+                        f"{self.prefix}:{model.fingerprint}:{component.name}:{shard}:".encode(),
                         seed_of(model.fingerprint, component.name, shard),
                         value_header(component.bytes),
                     )

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 
 from forestage.core.errors import StorageUnavailableError
-from forestage.storage.redis.door import Address, Door
 from forestage.storage.redis.link import Link
 from forestage.storage.threads import Threads
 
@@ -20,20 +19,18 @@ _WRITERS = 2
 
 
 class Node:
-    """A server, wherever `locate` says it is when the next connection is made."""
+    """A server, wherever that is when the next connection is made."""
 
-    def __init__(self, name: str, door: Door, locate: Callable[[], Address], num_readers: int) -> None:
+    def __init__(self, name: str, connect: Callable[[], Link], num_readers: int) -> None:
         """Connect to nothing and start no thread yet.
 
         Args:
             name: for messages and for the names of threads.
-            door: opens connections.
-            locate: says where the server is; called in a thread, raises StorageUnavailableError.
+            connect: makes a connection; called in a thread, raises StorageUnavailableError.
             num_readers: how many connections read at once.
         """
         self.name = name
-        self._door = door
-        self._locate = locate
+        self._connect = connect
         self.readers = Threads(f"redis-read-{name}", num_readers, spares=num_readers)
         self.probers = Threads(f"redis-probe-{name}", _PROBERS)
         self.writers = Threads(f"redis-write-{name}", _WRITERS)
@@ -56,7 +53,7 @@ class Node:
                 return link
             self.drop(link)
         num_flushes = self._num_flushes
-        link = self._door.open(self._locate())
+        link = self._connect()
         with self._lock:
             if not self._closed:
                 self._born[link] = num_flushes

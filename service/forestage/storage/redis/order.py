@@ -1,58 +1,74 @@
-"""Commands that change values: SET and UNLINK, pipelined, a value sent from where it lies."""
+"""Commands that change values, pipelined; a value is sent from where it lies."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
 from forestage.storage.base import Buffer
+from forestage.storage.redis.commands import ASKING
 from forestage.storage.redis.errand import Errand
 from forestage.storage.redis.errors import ReplyError
 from forestage.storage.redis.link import Link
 from forestage.storage.redis.node import Node
 
-__all__ = ["Command", "Order", "set_command", "unlink_command"]
+__all__ = ["Change", "Order"]
 
 
-class Command:
-    """One command for one key: its bytes, and whether it answers with a number."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """One command for one key: its bytes in pieces, and whether it is answered by a number."""
 
-    __slots__ = ("answers_number", "asking", "buffers", "name")
+    name: bytes
+    pieces: tuple[Buffer, ...]
+    is_counted: bool
 
-    def __init__(self, name: bytes, buffers: tuple[Buffer, ...], *, answers_number: bool) -> None:
-        self.name = name
-        self.buffers = buffers
-        self.answers_number = answers_number
-        self.asking = False
-
-
-def set_command(name: bytes, payload: Buffer, trailer: bytes, ttl_s: int) -> Command:
-    """Return the command that stores a value, for `ttl_s` seconds if that is not 0."""
-    size = len(payload) + len(trailer)
-    head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (5 if ttl_s else 3, len(name), name, size)
-    end = b"$2\r\nEX\r\n$%d\r\n%d\r\n" % (len(str(ttl_s)), ttl_s) if ttl_s else b""
-    return Command(name, (head, payload, trailer + b"\r\n" + end), answers_number=False)
+    def redis_name(self) -> bytes:
+        """Return the key that it changes."""
+        return self.name
 
 
-def unlink_command(name: bytes) -> Command:
-    """Return the command that removes a value."""
-    return Command(name, (b"*2\r\n$6\r\nUNLINK\r\n$%d\r\n%b\r\n" % (len(name), name),), answers_number=True)
+class Order(Errand[Change]):
+    """Has one node make changes. `run` in a writer thread of that node, then look at `count` and `refused`."""
 
+    def __init__(self, node: Node, changes: Iterable[Change], *, asking: bool = False) -> None:
+        """Send nothing yet.
 
-class Order(Errand):
-    """Has one node carry out commands. `run` in a writer thread of that node, then look at `numbers` and `errors`."""
+        Args:
+            node: whose keys they are.
+            changes: in any order.
+            asking: the keys are on their way to this node, which takes them only behind an ASKING.
+        """
+        super().__init__(node, changes)
+        #: What the counted ones added up to.
+        self.count = 0
+        #: What the server would not do.
+        self.refused: list[ReplyError] = []
+        self._asking = asking
 
-    def __init__(self, node: Node, commands: Sequence[Command]) -> None:
-        super().__init__(node)
-        self.commands = commands
-        self.total = 0
-        self.errors: list[tuple[Command, ReplyError]] = []
+    @classmethod
+    def at(cls, node: Node, changes: Iterable[Change], asking: bool) -> Self:
+        """Make one, as a `Kind` wants it."""
+        return cls(node, changes, asking=asking)
 
     def _use(self, link: Link) -> None:
-        for command in self.commands:
-            link.send(*command.buffers)
-        for command in self.commands:
+        for change in self.todo:
+            if self._asking:
+                link.send(ASKING)
+            link.send(*change.pieces)
+        while self.todo:
             try:
-                if command.answers_number:
-                    self.total += link.replies.read_number()
-                else:
-                    link.replies.read_ok()
+                self._take_answer(link, self.todo[0])
             except ReplyError as error:
-                self.errors.append((command, error))
+                if error.is_redirect:
+                    self.redirected.append((self.todo[0], error))
+                else:
+                    self.refused.append(error)
+            self.todo.popleft()
+
+    def _take_answer(self, link: Link, change: Change) -> None:
+        if self._asking:
+            link.replies.read_ok()
+        if change.is_counted:
+            self.count += link.replies.read_number()
+        else:
+            link.replies.read_ok()

@@ -1,25 +1,35 @@
 """The storage kind `redis`."""
 
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
 
-import redis.connection
-
-from forestage.core.errors import StorageUnavailableError
+from forestage.config.redis_target import RedisTopology, redis_target
+from forestage.core.errors import StartError, StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
 from forestage.storage.envelope import seal
 from forestage.storage.redis.batch import Batch, ValueRead
+from forestage.storage.redis.cluster import Cluster
+from forestage.storage.redis.commands import set_value, unlink
+from forestage.storage.redis.directory import Directory, OneServer
+from forestage.storage.redis.dispatch import Dispatch, Kind
 from forestage.storage.redis.door import Door
-from forestage.storage.redis.errand import Run, outlast
 from forestage.storage.redis.lane import Lane
 from forestage.storage.redis.names import Names
 from forestage.storage.redis.node import Node
-from forestage.storage.redis.order import Command, Order, set_command, unlink_command
+from forestage.storage.redis.order import Change, Order
+from forestage.storage.redis.probing import plan_probe
 from forestage.storage.redis.question import Question
+from forestage.storage.redis.scan import scan_pages
+from forestage.storage.redis.sentinel import Sentinels
+from forestage.storage.redis.tls import TLS_FILES
 
 __all__ = ["RedisStorage"]
 
 IN_FLIGHT_BYTES = 4 << 20  # of replies due, by server, over all connections
+# Part of the probe timeout after which a node of a cluster has failed: the others' answers are worth having.
+_NODE_SHARE = 0.6
 
 
 class RedisStorage(Storage):
@@ -37,113 +47,160 @@ class RedisStorage(Storage):
         probe_timeout_s: float = 1.0,
         stall_timeout_s: float = 2.0,
     ) -> None:
-        """Connect to nothing yet."""
-        options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
-        kind = options.pop("connection_class", None)
-        if "path" in options:
-            address = options.pop("path"), 0
-        else:
-            address = options.pop("host", "localhost"), options.pop("port", 6379)
+        """Connect to nothing yet. Raises ValueError for a URL that is none.
+
+        Args:
+            url: in one of the spellings of `redis_target`.
+            prefix: first part of every Redis key.
+            connections: how many read at once, by server; probes and writes have their own.
+            ttl_s: how long values stay, in seconds; 0 for as long as Redis likes.
+            probe_timeout_s: how long connecting, and each answer on the way in, may take; a node of a cluster that
+                takes more than a part of it for a probe has failed.
+            stall_timeout_s: without a byte for so long, a connection to a node of a cluster is given up; to a single
+                server for twice as long, because who reads from it is expected to notice before.
+        """
+        self._target = target = redis_target(url)
+        self._is_cluster = target.topology is RedisTopology.CLUSTER
         door = Door(
-            options,
-            tls=kind is redis.connection.SSLConnection,
+            target.options,
+            tls=target.tls,
             timeout_s=probe_timeout_s,
-            patience_s=2 * stall_timeout_s,
+            patience_s=stall_timeout_s * (1 if self._is_cluster else 2),
         )
-        self._node = Node("one", door, lambda: address, connections)
+        self._door = door
+        self._directory: Directory
+        match target.topology:
+            case RedisTopology.CLUSTER:
+                self._directory = Cluster(target.addresses, door, connections)
+            case RedisTopology.SENTINEL:
+                way_in = Door(target.sentinel_options, tls=target.tls, timeout_s=probe_timeout_s, patience_s=1.0)
+                sentinels = Sentinels(target.addresses, target.service, way_in)
+                self._directory = OneServer(door, sentinels.locate, connections, only_primary=True)
+            case RedisTopology.ONE:
+                address = target.addresses[0]
+                self._directory = OneServer(door, lambda: address, connections, only_primary=False)
         self._names = Names(prefix)
         self._ttl_s = ttl_s
-        self._window_bytes = IN_FLIGHT_BYTES // connections
+        self._node_timeout_s = _NODE_SHARE * probe_timeout_s if self._is_cluster else None
+        self._window_bytes = max(1, IN_FLIGHT_BYTES // connections)
         self.batches_in_flight = 2 * connections
-        self._running: dict[PageRead, list[Run]] = {}
-        self._runs: set[Run] = set()
+        self._reading: dict[PageRead, Dispatch[ValueRead, Lane]] = {}
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Look whether the server lets us in. Raises StartError when a TLS file cannot be read."""
+        for option in TLS_FILES:
+            path = self._target.options.get(option)
+            if path is not None and not os.access(path, os.R_OK):
+                raise StartError(f"storage.redis.url: {option}: cannot read {path}")
+        await self._directory.ready()
+        # A key that is never there, but that whoever may read pages may ask for.
+        await self._ask([f"{self._names.prefix}:".encode()])
 
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
-        names = self._names.of(model)
-        num = len(probe.keys)
-        asked: list[bytes] = []
-        spans = []
-        for index, component in enumerate(model.components):
-            first = probe.first_tail if component.is_tail else probe.first_page
-            for shard in names[index]:
-                asked += [shard.head + key for key in probe.keys[first:]]
-                spans.append((index, first))
-        masks = tuple(bytearray(num) for _ in model.components)
-        if not asked:
-            return Presence(masks)
-        question = Question(self._node, asked)
-        await outlast([Run(self._node.probers, question)])
-        if question.failure is not None:
-            raise question.failure
-        if question.errors:
-            raise StorageUnavailableError(str(question.errors[0][1]))
-        at = 0
-        seen: set[int] = set()
-        for index, first in spans:
-            part = question.flags[at : at + num - first]
-            at += len(part)
-            if index in seen:
-                old = masks[index]
-                both = int.from_bytes(old[first:], "big") & int.from_bytes(part, "big")
-                part = bytearray(both.to_bytes(num - first, "big"))
-            seen.add(index)
-            masks[index][first:] = part
-        return Presence(masks)
+        plan = plan_probe(model, probe, self._names.of(model))
+        return plan.presence(model, probe, await self._ask(plan.names))
 
     async def read_into(self, model: ModelLayout, reads: Sequence[PageRead], report: Report) -> None:
         if not reads:
             return
         batch = Batch(reads, report, self._names.of(model))
-        lane = Lane(self._node, batch, batch.values, self._window_bytes)
+
+        def make(node: Node, values: Sequence[ValueRead], asking: bool) -> Lane:
+            return Lane(node, values, batch, self._window_bytes, asking=asking)
+
+        kind = Kind(ValueRead.redis_name, make, lambda node: node.readers)
+        dispatch = self._reading[reads[0]] = Dispatch(self._directory, kind)
+        rest = ReadOutcome.UNREACHABLE
         try:
-            run = Run(self._node.readers, lane)
+            self._require_open()
+            if await dispatch.carry(batch.values):
+                # A failed node of several is a matter of the pages that it has, not of the storage.
+                rest = ReadOutcome.ERROR if self._directory.any_well() else ReadOutcome.UNREACHABLE
         except StorageUnavailableError:
-            self._end(batch, lane.todo, ReadOutcome.UNREACHABLE)
-            return
-        self._running[reads[0]] = [run]
-        try:
-            await outlast([run])
+            pass
+        except asyncio.CancelledError:
+            rest = ReadOutcome.STOPPED
+            raise
         finally:
-            del self._running[reads[0]]
-            outcome = ReadOutcome.STOPPED if lane.is_broken_off else ReadOutcome.UNREACHABLE
-            self._end(batch, [*lane.todo, *(value for value, _ in lane.redirected)], outcome)
+            del self._reading[reads[0]]
+            batch.end_rest(ReadOutcome.STOPPED if dispatch.is_broken_off else rest)
 
     def stalled(self, reads: Sequence[PageRead]) -> None:
-        for run in self._running.get(reads[0], ()):
-            run.break_off()
+        dispatch = self._reading.get(reads[0])
+        if dispatch is not None:
+            dispatch.break_off()
 
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
         component = model.components[component_index]
         if [len(shard) for shard in shards] != [component.bytes] * component.shards:
             raise ValueError(f"{component.name}: want {component.shards} shards of {component.bytes} bytes")
-        names = self._names.of(model)[component_index]
-        await self._carry_out(
-            [
-                set_command(name.head + key, shard, seal(shard, key, name.seed), self._ttl_s)
-                for name, shard in zip(names, shards, strict=True)
-            ]
-        )
+        changes = []
+        for name, payload in zip(self._names.of(model)[component_index], shards, strict=True):
+            pieces = set_value(name.head + key, payload, seal(payload, key, name.seed), self._ttl_s)
+            changes.append(Change(name.head + key, pieces, is_counted=False))
+        await self._change(changes)
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
-        names = self._names.of(model)[component_index]
-        return bool(await self._carry_out([unlink_command(name.head + key) for name in names]))
+        names = [shard.head + key for shard in self._names.of(model)[component_index]]
+        return await self._change([Change(name, (unlink(name),), is_counted=True) for name in names]) > 0
+
+    def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
+        """Yield (component index, key) of every page that is there in whole, going by names. Blocking, for a thread.
+
+        Raises StorageUnavailableError.
+        """
+        return scan_pages(self._door, self._directory.addresses(), model, self._names.of(model))
 
     async def aclose(self) -> None:
-        self._node.close()
+        self._is_closed = True
+        await self._directory.aclose()
+
+    @property
+    def num_links(self) -> int:
+        """How many connections are open, over all servers."""
+        return sum(node.num_links for node in self._directory.nodes())
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a law does not hold."""
-        self._node.check_integrity()
+        """Raise AssertionError when a law of the nodes does not hold."""
+        for node in self._directory.nodes():
+            node.check_integrity()
 
-    async def _carry_out(self, commands: Sequence[Command]) -> int:
-        order = Order(self._node, commands)
-        await outlast([Run(self._node.writers, order)])
-        if order.failure is not None:
-            raise order.failure
-        if order.errors:
-            raise OSError(str(order.errors[0][1]))
-        return order.total
+    async def _ask(self, names: list[bytes]) -> bytearray:
+        """Return which names exist: 1 for each that does. Raises StorageUnavailableError when no node answers."""
+        self._require_open()
+        if not names:
+            return bytearray()
 
-    def _end(self, batch: Batch, values: Sequence[ValueRead], outcome: ReadOutcome) -> None:
-        for value in values:
-            batch.end(value, outcome)
+        def make(node: Node, places: Sequence[int], asking: bool) -> Question:
+            return Question(node, places, names, asking=asking)
+
+        kind = Kind(names.__getitem__, make, lambda node: node.probers, self._node_timeout_s)
+        dispatch: Dispatch[int, Question] = Dispatch(self._directory, kind)
+        left = await dispatch.carry(range(len(names)))
+        if left and not self._directory.any_well():
+            raise dispatch.failure or StorageUnavailableError("no node answers")
+        if not left and len(dispatch.errands) == 1:
+            return dispatch.errands[0].flags
+        flags = bytearray(len(names))
+        for question in dispatch.errands:
+            if not question.todo:
+                for place, flag in zip(question.places, question.flags, strict=True):
+                    flags[place] |= flag
+        return flags
+
+    async def _change(self, changes: Sequence[Change]) -> int:
+        """Make changes and return what the counted ones add up to. Raises StorageUnavailableError or OSError."""
+        self._require_open()
+        kind = Kind(Change.redis_name, Order.at, lambda node: node.writers)
+        dispatch: Dispatch[Change, Order] = Dispatch(self._directory, kind)
+        if await dispatch.carry(changes):
+            raise dispatch.failure or StorageUnavailableError("no node takes the changes")
+        for order in dispatch.errands:
+            for error in order.refused:
+                raise error.as_write_error()
+        return sum(order.count for order in dispatch.errands)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise StorageUnavailableError("the storage is closed")
