@@ -1,9 +1,9 @@
 """The floor of a POST: a FastAPI app that takes a body and answers `{}`. Prints its URL, serves until SIGTERM."""
 
-import asyncio
 import socket
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI, Request, Response
 
 app = FastAPI(openapi_url=None)
@@ -18,8 +18,8 @@ async def empty(request: Request) -> Response:
 def main() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
-    config = uvicorn.Config(app, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None)
-    asyncio.run(uvicorn.Server(config).serve([sock]))
+    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None)
+    uvloop.run(uvicorn.Server(config).serve([sock]))
 
 
 if __name__ == "__main__":

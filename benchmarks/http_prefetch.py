@@ -12,6 +12,7 @@ Shown are milliseconds (median, spread).
 
 import argparse
 import http.client
+import itertools
 import json
 import statistics
 import subprocess
@@ -155,13 +156,13 @@ def _cold(on: str, page: int, total: int, repeat: int, health_rounds: int) -> di
         for keys in chains:
             run_async(fill(server, model, keys))
         drain = Drain(server, stored_names(model, chains[0]), value_bytes(model), IN_FLIGHT_BYTES)
-        bodies = [_body(keys) for keys in chains]
+        bodies = itertools.cycle([_body(keys) for keys in chains])
         with _service(server, page, count) as caller:
             drained: list[float] = []
             fetched: list[float] = []
             for turn in range(repeat + 2):
                 floor = timed(drain.run).seconds * 1e3
-                spent = _fetch(caller, bodies[turn % 2], count, count)
+                spent = _fetch(caller, next(bodies), count, count)
                 if turn > 1:  # the first two are for warming up
                     drained.append(floor)
                     fetched.append(spent)
@@ -183,7 +184,7 @@ def _cold(on: str, page: int, total: int, repeat: int, health_rounds: int) -> di
     }
 
 
-def _watch(caller: _Caller, bodies: Sequence[bytes], count: int, rounds: int) -> list[float]:
+def _watch(caller: _Caller, bodies: Iterator[bytes], count: int, rounds: int) -> list[float]:
     """Return what `/healthz` took while cold prefetches followed one another."""
     prober = _Caller(caller.url)
     stop = threading.Event()
@@ -195,11 +196,13 @@ def _watch(caller: _Caller, bodies: Sequence[bytes], count: int, rounds: int) ->
 
     thread = threading.Thread(target=probe)
     thread.start()
-    for turn in range(rounds):
-        _fetch(caller, bodies[turn % 2], count, count)
-    stop.set()
-    thread.join()
-    prober.close()
+    try:
+        for _ in range(rounds):
+            _fetch(caller, next(bodies), count, count)
+    finally:
+        stop.set()
+        thread.join()
+        prober.close()
     return spans
 
 

@@ -1,5 +1,6 @@
 """`make demo-redis`, as a newcomer sees it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from support.redis_process import redis_server_or_skip
 
 def _demo(*arguments: str, path: str | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "forestage.demo_redis", *arguments]
-    environment = None if path is None else {"PATH": path}
+    environment = None if path is None else {**os.environ, "PATH": path}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
