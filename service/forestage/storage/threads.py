@@ -107,7 +107,7 @@ class Threads:
         self._size = size
         self._spares = spares
         self._queue: deque[Job[Any]] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._alive = 0
         self._idle = 0
         self._stalled = 0
