@@ -10,8 +10,9 @@ from forestage.assembly import build_storage
 from forestage.config import load
 from forestage.core.layout import ModelLayout
 from forestage.storage.hicache_names import name_endings
+from support.redis_servers import RedisServer
 
-__all__ = ["FileStore", "HicacheStore", "Store", "keys_of", "payload_of"]
+__all__ = ["FileStore", "HicacheStore", "RedisStore", "Store", "keys_of", "payload_of"]
 
 _CONFIG = """
 [pool]
@@ -127,3 +128,28 @@ class HicacheStore(_Directory):
 
     def path(self, component: int, key: bytes, shard: int) -> Path:
         return self.folder / "l3" / (key.hex() + name_endings(self.model, component)[shard])
+
+
+class RedisStore(Store):
+    kind = "redis"
+    extra_bytes = 96
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        super().__init__(folder, f'kind = "redis"\n[storage.redis]\nurl = "{server.url}"')
+        self.server = server
+
+    def name(self, component: int, key: bytes, shard: int) -> bytes:
+        """The Redis key of a value."""
+        component_name = self.model.components[component].name
+        return f"forestage:{self.model.fingerprint}:{component_name}:{shard}:".encode() + key
+
+    def get(self, component: int, key: bytes, shard: int) -> bytes | None:
+        value: bytes | None = self.server.command("GET", self.name(component, key, shard))
+        return value
+
+    def set(self, component: int, key: bytes, shard: int, value: bytes | None) -> None:
+        name = self.name(component, key, shard)
+        if value is None:
+            self.server.command("DEL", name)
+        else:
+            self.server.command("SET", name, value)

@@ -2,22 +2,28 @@
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.stores import FileStore, HicacheStore, Store, keys_of
+from cli.stores import FileStore, HicacheStore, RedisStore, Store, keys_of
 from forestage.cli import main
 from forestage.cli.progress import Progress
 from support.manifests import DATA
+from support.redis_servers import cluster, standalone
 
 KV, STATE = 0, 1
 MODEL = ("--model", "m")
 
 
-@pytest.fixture(params=["file", "hicache-file"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return FileStore(tmp_path / "l3") if request.param == "file" else HicacheStore(tmp_path / "l3")
+@pytest.fixture(params=["file", "hicache-file", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "redis":
+        with standalone(tmp_path / "redis") as server:
+            yield RedisStore(tmp_path / "l3", server)
+    else:
+        yield (FileStore if request.param == "file" else HicacheStore)(tmp_path / "l3")
 
 
 def l3(store: Store, action: str, *more: str) -> int:
@@ -227,6 +233,61 @@ def test_a_storage_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtu
     for action in ("ls", "verify"):
         assert l3(store, action) == 1
         assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_a_redis_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with standalone(tmp_path / "redis") as server:
+        store = RedisStore(tmp_path, server)
+        store.fill(keys_of(3))
+        server.kill()
+        for action, more in (("ls", ()), ("verify", ()), ("rm", (*MODEL, "--all", "--yes"))):
+            assert l3(store, action, *more) == 1
+            told = capsys.readouterr().err
+            assert told.startswith("forestage: ")
+            assert len(told.splitlines()) == 1
+
+
+def test_a_full_redis_ends_a_copy_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = FileStore(tmp_path / "source")
+    source.fill(keys_of(300))
+    with standalone(tmp_path / "redis", "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+        target = RedisStore(tmp_path / "target", server)
+        assert l3(target, "put", *MODEL, "--from", f"config:{source.config}") == 1
+        told = capsys.readouterr().err
+        assert "memory" in told
+        assert len(told.splitlines()) == 1
+        assert l3(target, "verify", *MODEL) in {0, 3}
+        assert " 0 corrupt" in capsys.readouterr().out
+
+
+def test_other_programs_values_are_seen_as_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with standalone(tmp_path / "redis") as server:
+        store = RedisStore(tmp_path, server)
+        keys = keys_of(2)
+        store.fill(keys)
+        server.command("DEL", store.name(KV, keys[0], 0))
+        server.command("RPUSH", store.name(KV, keys[0], 0), "a")
+        server.command("SET", "forestage:somebody-else", "x")
+        assert l3(store, "ls", *MODEL) == 0
+        assert "shards of a wrong size: 0" in capsys.readouterr().out
+        assert l3(store, "verify", *MODEL) == 3
+        assert "1 ok, 1 corrupt" in capsys.readouterr().out
+        assert l3(store, "rm", *MODEL, "--all", "--yes") == 0
+        assert server.command("KEYS", "*") == [b"forestage:somebody-else"]
+
+
+def test_a_cluster_is_listed_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = FileStore(tmp_path / "source")
+    source.fill(keys_of(60))
+    with cluster(tmp_path / "redis") as group:
+        target = RedisStore(tmp_path / "target", group.nodes[0])
+        target.config.write_text(target.config.read_text().replace(group.nodes[0].url, group.url))
+        assert l3(target, "put", *MODEL, "--from", f"config:{source.config}") == 0
+        assert l3(target, "verify", *MODEL) == 0
+        assert "60 ok, 0 corrupt" in capsys.readouterr().out
+        assert all(node.command("DBSIZE") for node in group.nodes)
+        assert l3(target, "rm", *MODEL, "--all", "--yes") == 0
+        assert not any(node.command("DBSIZE") for node in group.nodes)
 
 
 # ---- the bar

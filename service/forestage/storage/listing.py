@@ -13,6 +13,8 @@ from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Storage
 from forestage.storage.directory import DirectoryStorage
+from forestage.storage.envelope import TRAILER_BYTES
+from forestage.storage.redis import RedisStorage
 
 __all__ = ["Found", "StoredPage", "collect_pages", "list_pages"]
 
@@ -61,6 +63,8 @@ async def list_pages(storage: Storage, model: ModelLayout) -> list[StoredPage]:
     """
     if isinstance(storage, DirectoryStorage):
         return await asyncio.to_thread(_list_files, storage, model)
+    if isinstance(storage, RedisStorage):
+        return await asyncio.to_thread(_list_redis, storage, model)
     raise StorageUnavailableError(f"storage {storage.kind} cannot be listed")
 
 
@@ -84,6 +88,11 @@ def _list_files(storage: DirectoryStorage, model: ModelLayout) -> list[StoredPag
             places.setdefault(folder, {}).update(endings)
     found = (one for folder, endings in places.items() for one in _scan(folder, endings))
     return collect_pages(model, found, tuple(shelf.file_bytes for shelf in shelves))
+
+
+def _list_redis(storage: RedisStorage, model: ModelLayout) -> list[StoredPage]:
+    value_bytes = tuple(component.bytes + TRAILER_BYTES for component in model.components)
+    return collect_pages(model, storage.iter_values(model), value_bytes)
 
 
 def _scan(folder: str, endings: dict[str, tuple[int, int]]) -> Iterator[Found]:

@@ -5,7 +5,7 @@ Its retries and RESP3 are off: a retry would multiply every limit, and RESP3 has
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -63,6 +63,17 @@ class Session:
         """Return the reply to a command as redis-py parses it. Raises redis.RedisError."""
         self._connection.send_command(*words)  # type: ignore[no-untyped-call]
         return self._connection.read_response()
+
+    def ask_all(self, commands: Sequence[Sequence[str | bytes | int]]) -> list[Any]:
+        """Return the replies to commands that are sent together, an error reply as the exception that it is."""
+        self._connection.send_packed_command(self._connection.pack_commands(commands))  # type: ignore[no-untyped-call]
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(self._connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
+        return replies
 
 
 class Door:

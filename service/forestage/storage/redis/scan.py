@@ -1,13 +1,14 @@
 """A walk over everything that a model has in Redis. Blocking."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from forestage.core.layout import ModelLayout
-from forestage.storage.redis.door import Address, Door
+from forestage.storage.redis.door import Address, Door, Session
 from forestage.storage.redis.names import ShardName
 
-__all__ = ["scan_pages"]
+__all__ = ["scan_pages", "scan_values"]
 
 _PER_CALL = 1000  # keys that one SCAN looks at
 _MIN_KEY, _MAX_KEY = 16, 64  # bytes
@@ -25,26 +26,43 @@ def scan_pages(
     wanted = [(1 << component.shards) - 1 for component in model.components]
     found: dict[tuple[int, bytes], int] = {}
     for server in servers:
-        for name in _scan(door, server, _common_head(list(places))):
-            place = _place(places, name)
-            if place is None:
-                continue
-            component, shard, key = place
-            had = found.get((component, key), 0)
-            has = found[component, key] = had | 1 << shard
-            if has == wanted[component] != had:
-                yield component, key
+        with door.session(server) as session:
+            for name in itertools.chain.from_iterable(_scan(session, _common_head(list(places)))):
+                place = _place(places, name)
+                if place is None:
+                    continue
+                component, shard, key = place
+                had = found.get((component, key), 0)
+                has = found[component, key] = had | 1 << shard
+                if has == wanted[component] != had:
+                    yield component, key
 
 
-def _scan(door: Door, server: Address, head: bytes) -> Iterator[bytes]:
+def scan_values(
+    door: Door, servers: Sequence[Address], model: ModelLayout, names: Sequence[Sequence[ShardName]]
+) -> Iterator[tuple[int, bytes, int, int]]:
+    """Yield (component index, key, shard, stored bytes) of every value, some of them maybe twice, in no order.
+
+    The bytes are -1 for what is there and no string. Raises StorageUnavailableError.
+    """
+    places = {shard.head: (index, number) for index, shards in enumerate(names) for number, shard in enumerate(shards)}
+    for server in servers:
+        with door.session(server) as session:
+            for batch in _scan(session, _common_head(list(places))):
+                found = [(place, name) for name in batch if (place := _place(places, name)) is not None]
+                sizes = session.ask_all([("STRLEN", name) for _, name in found])
+                for ((component, shard, key), _), size in zip(found, sizes, strict=True):
+                    yield component, key, shard, size if isinstance(size, int) else -1
+
+
+def _scan(session: Session, head: bytes) -> Iterator[list[bytes]]:
     pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", head) + b"*"
-    with door.session(server) as session:
-        cursor = b"0"
-        while True:
-            cursor, batch = session.ask("SCAN", cursor, "MATCH", pattern, "COUNT", _PER_CALL)
-            yield from batch
-            if cursor == b"0":
-                return
+    cursor = b"0"
+    while True:
+        cursor, batch = session.ask("SCAN", cursor, "MATCH", pattern, "COUNT", _PER_CALL)
+        yield batch
+        if cursor == b"0":
+            return
 
 
 def _place(places: dict[bytes, tuple[int, int]], name: bytes) -> tuple[int, int, bytes] | None:

@@ -21,7 +21,7 @@ from forestage.storage.redis.node import Node
 from forestage.storage.redis.order import Change, Order
 from forestage.storage.redis.probing import plan_probe
 from forestage.storage.redis.question import Question
-from forestage.storage.redis.scan import scan_pages
+from forestage.storage.redis.scan import scan_pages, scan_values
 from forestage.storage.redis.sentinel import Sentinels
 from forestage.storage.redis.tls import TLS_FILES
 
@@ -151,6 +151,13 @@ class RedisStorage(Storage):
         Raises StorageUnavailableError.
         """
         return scan_pages(self._door, self._directory.addresses(), model, self._names.of(model))
+
+    def iter_values(self, model: ModelLayout) -> Iterator[tuple[int, bytes, int, int]]:
+        """Yield (component index, key, shard, stored bytes) of every value, -1 bytes for what is none. For a thread.
+
+        Raises StorageUnavailableError.
+        """
+        return scan_values(self._door, self._directory.addresses(), model, self._names.of(model))
 
     async def aclose(self) -> None:
         self._is_closed = True
