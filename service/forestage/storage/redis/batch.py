@@ -52,13 +52,14 @@ class Batch:
 
     def end(self, value: ValueRead, outcome: ReadOutcome) -> None:
         """Take note that a value has ended; report every page that is due by that."""
+        index = value.index
         with self._lock:
-            index = value.index
             # Of a page with several shards the first failure counts, and any failure more than being stopped.
             if outcome is not _LOADED and self._outcomes[index] in (_LOADED, _STOPPED):
                 self._outcomes[index] = outcome
             self._open[index] -= 1
-            self._report_due()
+            if index == self._next:
+                self._report_due()
 
     def end_rest(self, outcome: ReadOutcome) -> None:
         """End every page that has not ended; nothing may read any value of them any more."""

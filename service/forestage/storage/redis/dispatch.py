@@ -39,7 +39,7 @@ class Kind(Generic[T, E]):
     timeout_s: float | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Dispatch(Generic[T, E]):
     """One call's worth of things on their way."""
 

@@ -101,27 +101,37 @@ class Run:
     def __init__(self, threads: Threads, errand: Errand[Any]) -> None:
         """Hand the errand to the next free thread. Raises StorageUnavailableError when the threads are closed."""
         self.errand = errand
+        #: True as soon as the errand touches nothing any more; it does not say how it ended.
+        self.is_released = False
         self._threads = threads
+        self._waiter: asyncio.Future[None] | None = None
         self._job = threads.submit(errand.run)
-        #: Done as soon as the errand touches nothing any more; does not say how it ended.
-        self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._job.ended.add_done_callback(lambda _: self._release())
+        self._job.ended.add_done_callback(self._release)
+
+    async def wait(self) -> None:
+        """Wait for the release; for one task at a time, which may be cancelled without consequences."""
+        if not self.is_released:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     def break_off(self, *, blame: bool = False) -> None:
-        """Let the errand end as soon as possible: at once if it has no connection yet.
+        """Let the errand end as soon as possible: at once if it has no connection yet. Idempotent.
 
         `blame` the server if it is because nothing came.
         """
-        self.errand.is_blamed = blame
+        if self.is_released:
+            return
+        self.errand.is_blamed = self.errand.is_blamed or blame
         if self._threads.withdraw(self._job):
             self.errand.break_off()
         elif self.errand.break_off():
             self._threads.replace_stalled(self._job)
             self._release()
 
-    def _release(self) -> None:
-        if not self.released.done():
-            self.released.set_result(None)
+    def _release(self, _: object = None) -> None:
+        self.is_released = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 async def outlast(runs: Sequence[Run], timeout_s: float | None = None) -> None:
@@ -129,19 +139,22 @@ async def outlast(runs: Sequence[Run], timeout_s: float | None = None) -> None:
 
     A cancelled caller breaks all of them off, and is cancelled after the wait.
     """
+
+    def give_up() -> None:
+        for run in runs:
+            run.break_off(blame=True)
+
+    timer = asyncio.get_running_loop().call_later(timeout_s, give_up) if timeout_s is not None else None
     cancelled: asyncio.CancelledError | None = None
-    while open_ones := [run for run in runs if not run.released.done()]:
-        try:
-            _, late = await asyncio.wait([run.released for run in open_ones], timeout=timeout_s)
-        except asyncio.CancelledError as error:
-            cancelled = cancelled or error
-            late = set()
-            for run in open_ones:
-                run.break_off()
-        if late:
-            for run in open_ones:
-                if run.released in late:
-                    run.break_off(blame=True)
-        timeout_s = None
+    for run in runs:
+        while not run.is_released:
+            try:
+                await run.wait()
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+                for other in runs:
+                    other.break_off()
+    if timer is not None:
+        timer.cancel()
     if cancelled is not None:
         raise cancelled

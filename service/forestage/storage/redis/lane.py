@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from forestage.storage.base import ReadOutcome
-from forestage.storage.envelope import verify
+from forestage.storage.envelope import seal
 from forestage.storage.redis.batch import Batch, ValueRead
 from forestage.storage.redis.commands import ASKING, get
 from forestage.storage.redis.errand import Errand
@@ -106,15 +106,14 @@ class Lane(Errand[ValueRead]):
         return taken
 
     def _receive(self, link: Link, value: ValueRead, due: int) -> ReadOutcome:
-        shard, page, view = value.shard, value.page, value.view
+        replies, shard, page, view = link.replies, value.shard, value.page, value.view
         if self._asking:
-            link.replies.read_ok()
-        got = link.replies.read_value(view, shard.value_header, due, page)
+            replies.read_ok()
+        got = replies.read_value(view, shard.value_header, due, page)
         if got is not Value.WHOLE:
             return _FAILURES[got]
-        if verify(link.replies.trailer, view, page.key, shard.seed):
-            return ReadOutcome.LOADED
-        return ReadOutcome.CORRUPT
+        # Now, while the page is in the cache.
+        return ReadOutcome.LOADED if replies.take_trailer(seal(view, page.key, shard.seed)) else ReadOutcome.CORRUPT
 
     def _look(self) -> None:
         """Give up a connection on which nothing comes and from which nobody wants anything any more."""

@@ -1,6 +1,6 @@
 """Commands that change values, pipelined; a value is sent from where it lies."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,10 +16,10 @@ __all__ = ["Change", "Order"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """One command for one key: its bytes in pieces, and whether it is answered by a number."""
+    """One command for one key: how to make its bytes, in a thread and in pieces; whether a number answers it."""
 
     name: bytes
-    pieces: tuple[Buffer, ...]
+    pieces: Callable[[], tuple[Buffer, ...]]
     is_counted: bool
 
     def redis_name(self) -> bytes:
@@ -54,7 +54,7 @@ class Order(Errand[Change]):
         for change in self.todo:
             if self._asking:
                 link.send(ASKING)
-            link.send(*change.pieces)
+            link.send(*change.pieces())
         while self.todo:
             try:
                 self._take_answer(link, self.todo[0])

@@ -40,7 +40,7 @@ class Value(Enum):
 
 def value_header(payload_bytes: int) -> bytes:
     """Return the head of the reply that carries a payload of this size with its trailer."""
-    return b"$%d" % (payload_bytes + TRAILER_BYTES)
+    return b"$%d\r\n" % (payload_bytes + TRAILER_BYTES)
 
 
 class ReplyStream:
@@ -59,43 +59,50 @@ class ReplyStream:
         """True when no byte was received that is not handed out."""
         return self._start == self._end
 
-    @property
-    def trailer(self) -> bytes:
-        """The trailer of the value that was read last; valid until the next read."""
-        return bytes(self._room[self._start - TRAILER_BYTES - 2 : self._start - 2])
-
     def read_value(self, view: memoryview, header: bytes, due: int, page: PageRead) -> Value:
-        """Receive the reply to a GET: the payload into `view`, what comes behind it into a buffer of this object.
+        """Receive the reply to a GET: the payload into `view`; after WHOLE, `take_trailer` is to follow.
 
         `header` is `value_header(len(view))`, `due` how many replies are still to come after this one.
         Raises ReplyError for an error reply, OversizeError for a value that is not worth reading to its end,
         AbandonedError when the page is stopped and much of it is still to come.
         """
-        line = self._line()
-        if line != header:
-            return self._other_value(line)
+        if not self._spill.startswith(header, self._start, self._end):
+            line = self._line()
+            if line != header[:-2]:
+                return self._other_value(line)
+            start = self._start
+        else:
+            start = self._start + len(header)
         size = len(view)
-        done = min(self._end - self._start, size)
-        view[:done] = self._room[self._start : self._start + done]
-        self._start += done
-        if done < size:
-            self._start = self._end = 0
-            behind = TRAILER_BYTES + 2 + min(_MAX_AHEAD, _SHORTEST_REPLY * due)
-            while done < size:
-                stop = min(done + CHUNK_BYTES, size)
-                buffers = [view[done:stop]]
-                if stop == size:
-                    buffers.append(self._room[:behind])
-                done += self._receive(buffers, True)
-                page.progress += 1
-                if page.stopped and done + CHUNK_BYTES < size:
-                    raise AbandonedError("stopped in the middle of a large value")
-            self._end = done - size
-        self._require(TRAILER_BYTES + 2)
-        self._start += TRAILER_BYTES + 2
-        if self._spill[self._start - 2 : self._start] != b"\r\n":
-            raise DesyncError("a value does not end where its head said")
+        done = self._end - start
+        if done >= size:
+            view[:] = self._room[start : start + size]
+            self._start = start + size
+            return Value.WHOLE
+        view[:done] = self._room[start : self._end]
+        behind = TRAILER_BYTES + 2 + min(_MAX_AHEAD, _SHORTEST_REPLY * due)
+        self._start = self._end = 0
+        while done < size:
+            if size - done <= CHUNK_BYTES:
+                buffers = [view[done:], self._room[:behind]]
+            else:
+                buffers = [view[done : done + CHUNK_BYTES]]
+            done += self._receive(buffers, True)
+            page.progress += 1
+            if page.stopped and done + CHUNK_BYTES < size:
+                raise AbandonedError("stopped in the middle of a large value")
+        self._end = done - size
         return Value.WHOLE
+
+    def take_trailer(self, expected: bytes) -> bool:
+        """Receive the rest of a value; say whether it is the trailer that it ought to have. Raises DesyncError."""
+        while self._end - self._start < TRAILER_BYTES + 2:
+            self._fill()
+        start = self._start
+        self._start = end = start + TRAILER_BYTES + 2
+        if self._spill[end - 2 : end] != b"\r\n":
+            raise DesyncError("a value does not end where its head said")
+        return self._spill.startswith(expected, start)
 
     def read_flags(self, flags: bytearray, count: int, on_error: Callable[[int, ReplyError], None]) -> None:
         """Receive the replies to `count` commands that are answered 0 or 1, and append them to `flags`.

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from forestage.config.redis_target import RedisTopology, redis_target
 from forestage.core.errors import StartError, StorageUnavailableError
@@ -15,8 +17,9 @@ from forestage.storage.redis.commands import set_value, unlink
 from forestage.storage.redis.directory import Directory, OneServer
 from forestage.storage.redis.dispatch import Dispatch, Kind
 from forestage.storage.redis.door import Door
+from forestage.storage.redis.errand import Errand
 from forestage.storage.redis.lane import Lane
-from forestage.storage.redis.names import Names
+from forestage.storage.redis.names import Names, ShardName
 from forestage.storage.redis.node import Node
 from forestage.storage.redis.order import Change, Order
 from forestage.storage.redis.probing import plan_probe
@@ -27,6 +30,9 @@ from forestage.storage.redis.tls import TLS_FILES
 
 __all__ = ["RedisStorage"]
 
+T = TypeVar("T", bound=Hashable)
+E = TypeVar("E", bound=Errand[Any])
+
 IN_FLIGHT_BYTES = 4 << 20  # of replies due, by server, over all connections
 # Part of the probe timeout after which a node of a cluster has failed: the others' answers are worth having.
 _NODE_SHARE = 0.6
@@ -36,6 +42,7 @@ class RedisStorage(Storage):
     """Pages as strings whose trailer vouches for name, size and content."""
 
     kind = "redis"
+    batch_bytes = 4 << 20
 
     def __init__(
         self,
@@ -83,8 +90,10 @@ class RedisStorage(Storage):
         self._ttl_s = ttl_s
         self._node_timeout_s = _NODE_SHARE * probe_timeout_s if self._is_cluster else None
         self._window_bytes = max(1, IN_FLIGHT_BYTES // connections)
-        self.batches_in_flight = 2 * connections
+        # So that each connection finds the next batch when it ends one, and no more: those behind must wait for these.
+        self.batches_in_flight = connections + 2
         self._reading: dict[PageRead, Dispatch[ValueRead, Lane]] = {}
+        self._running: set[Dispatch[Any, Any]] = set()
         self._is_closed = False
 
     async def open(self) -> None:
@@ -114,7 +123,7 @@ class RedisStorage(Storage):
         rest = ReadOutcome.UNREACHABLE
         try:
             self._require_open()
-            if await dispatch.carry(batch.values):
+            if await self._carry(dispatch, batch.values):
                 # A failed node of several is a matter of the pages that it has, not of the storage.
                 rest = ReadOutcome.ERROR if self._directory.any_well() else ReadOutcome.UNREACHABLE
         except StorageUnavailableError:
@@ -135,15 +144,17 @@ class RedisStorage(Storage):
         component = model.components[component_index]
         if [len(shard) for shard in shards] != [component.bytes] * component.shards:
             raise ValueError(f"{component.name}: want {component.shards} shards of {component.bytes} bytes")
-        changes = []
-        for name, payload in zip(self._names.of(model)[component_index], shards, strict=True):
-            pieces = set_value(name.head + key, payload, seal(payload, key, name.seed), self._ttl_s)
-            changes.append(Change(name.head + key, pieces, is_counted=False))
-        await self._change(changes)
+        names = self._names.of(model)[component_index]
+        await self._change(
+            [
+                Change(name.head + key, partial(_set, name, key, payload, self._ttl_s), is_counted=False)
+                for name, payload in zip(names, shards, strict=True)
+            ]
+        )
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
         names = [shard.head + key for shard in self._names.of(model)[component_index]]
-        return await self._change([Change(name, (unlink(name),), is_counted=True) for name in names]) > 0
+        return await self._change([Change(name, partial(_unlink, name), is_counted=True) for name in names]) > 0
 
     def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
         """Yield (component index, key) of every page that is there in whole, going by names. Blocking, for a thread.
@@ -161,6 +172,8 @@ class RedisStorage(Storage):
 
     async def aclose(self) -> None:
         self._is_closed = True
+        for dispatch in self._running:
+            dispatch.break_off()
         await self._directory.aclose()
 
     @property
@@ -184,8 +197,8 @@ class RedisStorage(Storage):
 
         kind = Kind(names.__getitem__, make, lambda node: node.probers, self._node_timeout_s)
         dispatch: Dispatch[int, Question] = Dispatch(self._directory, kind)
-        left = await dispatch.carry(range(len(names)))
-        if left and not self._directory.any_well():
+        left = await self._carry(dispatch, range(len(names)))
+        if dispatch.is_broken_off or (left and not self._directory.any_well()):
             raise dispatch.failure or StorageUnavailableError("no node answers")
         if not left and len(dispatch.errands) == 1:
             return dispatch.errands[0].flags
@@ -201,13 +214,28 @@ class RedisStorage(Storage):
         self._require_open()
         kind = Kind(Change.redis_name, Order.at, lambda node: node.writers)
         dispatch: Dispatch[Change, Order] = Dispatch(self._directory, kind)
-        if await dispatch.carry(changes):
+        if await self._carry(dispatch, changes):
             raise dispatch.failure or StorageUnavailableError("no node takes the changes")
         for order in dispatch.errands:
             for error in order.refused:
                 raise error.as_write_error()
         return sum(order.count for order in dispatch.errands)
 
+    async def _carry(self, dispatch: Dispatch[T, E], things: Sequence[T]) -> list[T]:
+        self._running.add(dispatch)
+        try:
+            return await dispatch.carry(things)
+        finally:
+            self._running.discard(dispatch)
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise StorageUnavailableError("the storage is closed")
+
+
+def _set(name: ShardName, key: bytes, payload: Buffer, ttl_s: int) -> tuple[Buffer, ...]:
+    return set_value(name.head + key, payload, seal(payload, key, name.seed), ttl_s)
+
+
+def _unlink(name: bytes) -> tuple[Buffer, ...]:
+    return (unlink(name),)
