@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from support.redis_process import free_port
 from support.resp import array, bulk, error, number, read_command
 
-__all__ = ["Command", "RedisStub", "StubCluster"]
+__all__ = ["Command", "RedisStub", "Reply", "StubCluster"]
 
 Reply = bytes | Callable[[Sequence[bytes]], bytes | Iterable[bytes]]
 _SLOTS = 16384
