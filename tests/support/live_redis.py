@@ -70,9 +70,11 @@ def put_in_cluster(group: ClusterGroup, model: ModelLayout, keys: Sequence[bytes
     """Put pages where they belong in a cluster."""
     for number, node in enumerate(group.nodes):
         mine = [key for key in keys if group.owner(name_of(model, key)) == number]
-        with node.admin() as client:
-            for key in mine:
-                client.set(name_of(model, key), value_of(model, key))
+        if mine:
+            with node.admin() as client, client.pipeline(transaction=False) as pipe:
+                for key in mine:
+                    pipe.set(name_of(model, key), value_of(model, key))
+                pipe.execute()
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,13 @@ class ClusterGroup:
 
     def move_slot(self, slot: int, to: int) -> None:
         """Give a slot to another node, its keys left behind (call `migrate_keys` in between to take them along)."""
-        source, target = self._owner_of_slot(slot), to
-        name = _text(self.nodes[target].command("CLUSTER", "MYID"))
-        for number in (target, source, *(n for n in range(len(self.nodes)) if n not in {source, target})):
+        name = _text(self.nodes[to].command("CLUSTER", "MYID"))
+        for number in (to, *(other for other in range(len(self.nodes)) if other != to)):
             self.nodes[number].command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+    def give_back_slot(self, slot: int) -> None:
+        """Give a slot back to the node that had it at the start."""
+        self.move_slot(slot, self._owner_of_slot(slot))
 
     def open_slot(self, slot: int, to: int) -> None:
         """Begin to move a slot: its old owner answers ASK for keys that are not there any more."""
