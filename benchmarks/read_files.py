@@ -59,17 +59,19 @@ async def through(
 ) -> float:
     """Return the seconds that the storage needs for the same, with its own batch size and batches in flight."""
     page_bytes = model.components[0].bytes
-    num_pages = max(1, storage.batch_bytes // page_bytes)
     reads = [PageRead(0, key, (view,)) for key, view in zip(keys, views, strict=True)]
-    batches = [reads[first : first + num_pages] for first in range(0, len(reads), num_pages)]
+    done = 0
     outcomes: list[ReadOutcome] = []
 
     def report(index: int, outcome: ReadOutcome) -> None:
         outcomes.append(outcome)
 
     async def feed() -> None:
-        while batches:
-            await storage.read_into(model, batches.pop(0), report)
+        nonlocal done
+        while done < len(reads):
+            batch = reads[done : done + max(1, storage.batch_bytes // page_bytes)]
+            done += len(batch)
+            await storage.read_into(model, batch, report)
 
     begin = time.perf_counter()
     await asyncio.gather(*(feed() for _ in range(storage.batches_in_flight)))
@@ -78,11 +80,9 @@ async def through(
     return seconds
 
 
-async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat: int, batch: int) -> str:
+async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat: int) -> str:
     """Write the files, read them both ways in turn, and return a line of the table."""
     readers = storage.batches_in_flight // 2
-    if batch:
-        storage.batch_bytes = batch
     model = ModelLayout("bench", 64, (Component("kv", page_bytes),))
     num_pages = total // page_bytes
     keys = [hashlib.sha256(index.to_bytes(8, "little")).digest() for index in range(num_pages)]
@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="MiB of pages per row")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="reading threads, 0: the default of this machine")
-    parser.add_argument("--batch", type=int, default=0, help="bytes a batch, 0: the default of the storage")
     parser.add_argument("--dir", default=None, help="where to put the files while measuring")
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as the service does
@@ -122,7 +121,7 @@ def main() -> None:
             root = Path(tempfile.mkdtemp(prefix="forestage-bench-", dir=options.dir))
             try:
                 storage = kind(root, readers=options.readers)
-                line = uvloop.run(measure(storage, page_bytes, options.mib << 20, options.repeat, options.batch))
+                line = uvloop.run(measure(storage, page_bytes, options.mib << 20, options.repeat))
             finally:
                 shutil.rmtree(root)
             print(line, flush=True)

@@ -77,7 +77,8 @@ class Storage(ABC):
     """An L3. All methods are called on the event loop; none may block it.
 
     `batch_bytes` and `batches_in_flight` say how it likes to be read: so many bytes a `read_into`, so many of
-    those at once. Values are whole or absent; a missing key is an outcome, not an error.
+    those at once; `batch_bytes` may change as a storage learns, so look at it for every batch. Values are whole or
+    absent; a missing key is an outcome, not an error.
     """
 
     kind: str

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TypeVar
 from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
+from forestage.storage.pace import Pace
 from forestage.storage.presence import walk
 from forestage.storage.shelf import Shelf
 from forestage.storage.threads import Job, Threads
@@ -31,9 +33,6 @@ class DirectoryStorage(Storage):
     `root` is absolute and need not exist. Subclasses say where the pages of a model lie.
     """
 
-    # A batch costs about 50 us of hand-over: below 2 % of its time from here on (benchmarks/read_files.py).
-    batch_bytes = 4 << 20
-
     def __init__(self, root: str | os.PathLike[str], *, readers: int = 0) -> None:
         """Touch nothing yet.
 
@@ -44,11 +43,13 @@ class DirectoryStorage(Storage):
         self.root = os.path.abspath(root)
         readers = readers or default_readers()
         self.batches_in_flight = 2 * readers  # one that is read and one that waits, for every thread
+        self._pace = Pace()
+        self.batch_bytes = self._pace.batch_bytes
         self._readers = Threads("forestage-read", readers, spares=readers)
         self._probers = Threads("forestage-probe", 2)
         self._writers = Threads("forestage-write", 2)
         self._shelves: dict[ModelLayout, tuple[Shelf, ...]] = {}
-        self._running: dict[PageRead, Job[None]] = {}
+        self._running: dict[PageRead, Job[tuple[int, float]]] = {}
 
     @abstractmethod
     def _shelf(self, model: ModelLayout, component_index: int) -> Shelf:
@@ -89,7 +90,8 @@ class DirectoryStorage(Storage):
         self._running[reads[0]] = job
         try:
             with contextlib.suppress(StorageUnavailableError):
-                await job.outlast(end_soon)
+                self._pace.learn(*await job.outlast(end_soon))
+                self.batch_bytes = self._pace.batch_bytes
         finally:
             del self._running[reads[0]]
             if job.is_withdrawn:
@@ -158,19 +160,26 @@ def default_readers() -> int:
     return max(2, min(8, len(os.sched_getaffinity(0))))
 
 
-def _read_batch(shelves: tuple[Shelf, ...], reads: Sequence[PageRead], report: Report) -> None:
+def _read_batch(shelves: tuple[Shelf, ...], reads: Sequence[PageRead], report: Report) -> tuple[int, float]:
+    """Read in order; return how many bytes were loaded in how many seconds."""
+    begin = time.perf_counter()
+    loaded_bytes = 0
     spare = shelves[0].new_spare()
     for index, read in enumerate(reads):
         if read.stopped:
             report(index, ReadOutcome.STOPPED)
             continue
         read.progress += 1
+        shelf = shelves[read.component_index]
         try:
-            outcome = shelves[read.component_index].read(read, spare)
+            outcome = shelf.read(read, spare)
         except Exception:
             _log.exception("reading a page failed in an unexpected way")
             outcome = ReadOutcome.ERROR
+        if outcome is ReadOutcome.LOADED:
+            loaded_bytes += shelf.page_bytes
         report(index, outcome)
+    return loaded_bytes, time.perf_counter() - begin
 
 
 def _report_all(reads: Sequence[PageRead], report: Report, outcome: ReadOutcome) -> None:

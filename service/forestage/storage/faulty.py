@@ -165,6 +165,7 @@ class FaultyStorage(Storage):
         begun = PageRead(read.component_index, read.key, views)
         outcomes: list[ReadOutcome] = []
         await self.inner.read_into(model, [begun], lambda _, outcome: outcomes.append(outcome))
+        self.batch_bytes = self.inner.batch_bytes
         read.progress += begun.progress
         return outcomes[0]
 

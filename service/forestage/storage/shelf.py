@@ -48,6 +48,11 @@ class Shelf:
     def file_bytes(self) -> int:
         return self.payload_bytes + (TRAILER_BYTES if self.seeds else 0)
 
+    @cached_property
+    def page_bytes(self) -> int:
+        """Payload of all shards."""
+        return self.payload_bytes * len(self.endings)
+
     def stem(self, key: bytes) -> str:
         """Return the path of a page without the ending of a shard."""
         name = key.hex()

@@ -189,6 +189,7 @@ class GuardedStorage(Storage):
             _log.exception("storage %s raised instead of reporting", self.kind)
         finally:
             timer.cancel()
+            self.batch_bytes = self._inner.batch_bytes
             batch.report_rest(unreported)
             self._moves += 1
             self._judge(batch, ticket)
