@@ -13,7 +13,6 @@ from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
 from forestage.storage.files import FileStorage
 from forestage.storage.hicache import HicacheFileStorage
-from forestage.storage.redis import RedisStorage
 from forestage.storage.wrap import GuardedStorage
 
 __all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
@@ -45,6 +44,8 @@ def build_storage(config: Config) -> Storage:
         case "hicache-file":
             return HicacheFileStorage(storage.hicache_file.root, readers=storage.readers)
         case _:
+            from forestage.storage.redis import RedisStorage  # the others need not wait for its client's import
+
             return RedisStorage(
                 storage.redis.url,
                 prefix=storage.redis.prefix,

@@ -32,6 +32,7 @@ log = logging.getLogger("forestage.server")
 # Reader threads give the interpreter away around every system call; the loop must not wait the default 5 ms for it.
 _SWITCH_INTERVAL_S = 0.0005
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_ANSWERS_S = 0.5  # of the grace, kept for writing answers out
 
 
@@ -56,19 +57,27 @@ class _StoppedError(Exception):
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks to stop, the second ends the grace."""
+    """SIGTERM and SIGINT: the first asks to stop, the second ends the grace.
+
+    The handlers stay to the end of the process. Those of an event loop go with the loop, and a signal that came then
+    would turn a clean end into a kill.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._received)
+        self._loop = asyncio.get_running_loop()
+        for signum in _STOP_SIGNALS:
+            signal.signal(signum, self._caught)
 
     def check(self, *_: int) -> None:
         """Raise if a signal came: called while the pool is prefaulted, which may take a while."""
         if self.stop.is_set():
             raise _StoppedError
+
+    def _caught(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._received)
 
     def _received(self) -> None:
         (self.now if self.stop.is_set() else self.stop).set()
@@ -77,17 +86,19 @@ class _Signals:
 def run(config: Config, grace_s: float, announce: Callable[[str], None]) -> int:
     """Serve until a signal; return the exit code. `announce` gets the one line that says the service is ready."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        try:
             clean = runner.run(_serve(config, grace_s, announce))
-    except StartError as error:
-        print(f"forestage: {error.detail}", file=sys.stderr)
-        return 2
-    if not clean:
-        # A reader thread hangs in a system call; waiting for it would outlast any grace.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        except StartError as error:
+            print(f"forestage: {error.detail}", file=sys.stderr)
+            return 2
+        if not clean:
+            # A reader thread hangs in a system call. Closing the loop would wait for it, and outlast any grace.
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
+    for signum in _STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)  # the end of the interpreter would make them deadly again
     return 0
 
 

@@ -130,9 +130,10 @@ class Live:
 
     async def idle(self) -> None:
         """Check that nothing at all is taken: no job, and after the leases are released, no slot."""
+        await self.quiet()
         for lease in list(self.engine.leases):
             await self.client.release(lease.id)
-        samples = await self.quiet()
+        samples = await self.scrape()
         assert self.taken == 0
         assert sum_of(samples, "leases") == 0
         assert sum_of(samples, "pool_slots", 'state="leased"') == 0

@@ -5,18 +5,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Running", "running", "start_refused"]
+__all__ = ["HANGING", "Running", "running", "start_refused"]
 
 START_S = 60.0
+#: An entry whose reads hang when the test wants it: see tests/faults/hanging_reads.py.
+HANGING = (str(Path(__file__).parent.parent / "faults" / "hanging_reads.py"),)
 
 
-def _command(config: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "forestage", "serve", "--config", str(config), *more]
+def _command(config: Path, *more: str, entry: Sequence[str] = ("-m", "forestage")) -> list[str]:
+    return [sys.executable, *entry, "serve", "--config", str(config), *more]
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -47,10 +49,12 @@ class Running:
 
 
 @contextmanager
-def running(config: Path, *more: str, environ: Mapping[str, str] | None = None) -> Iterator[Running]:
+def running(
+    config: Path, *more: str, environ: Mapping[str, str] | None = None, entry: Sequence[str] = ("-m", "forestage")
+) -> Iterator[Running]:
     """Start a service and wait until it is ready; it is ended by its process id at the latest here."""
     process = subprocess.Popen(
-        _command(config, *more),
+        _command(config, *more, entry=entry),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

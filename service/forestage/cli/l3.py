@@ -13,7 +13,7 @@ from forestage.assembly import build_storage
 from forestage.cli.exits import Exit
 from forestage.cli.l3_reading import ReadPage, read_pages
 from forestage.cli.progress import Progress
-from forestage.cli.serve import load_or_complain
+from forestage.cli.settings import load_or_complain
 from forestage.config import Config
 from forestage.core.errors import ForestageError
 from forestage.core.layout import ModelLayout

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -190,15 +191,19 @@ def _seconds(text: str) -> float:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    # Until the service has handlers of its own nothing is taken that would have to be given back.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: os._exit(Exit.OK))
+
     from forestage.cli.serve import serve
 
     return serve(arguments.config, arguments.grace, arguments.log_level)
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from forestage.cli.serve import show_config
+    from forestage.cli.settings import show
 
-    return show_config(arguments.config)
+    return show(arguments.config)
 
 
 def _prefetch(arguments: argparse.Namespace) -> int:

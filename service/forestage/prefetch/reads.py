@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from forestage.core.engine import Engine
@@ -87,13 +88,12 @@ class Reads:
             batch = _Batch(layout.name, loads)
             self._calls.add(batch)
             self._delivering += 1
-            tasks.create_task(self._read(layout, batch))
+            task = tasks.create_task(self._read(layout, batch))
+            # A task that is cancelled before its first step never comes to its own clean-up.
+            task.add_done_callback(partial(self._end, batch))
 
     def close(self) -> None:
         """Fail what was not handed to the storage and never will be. No read may be running."""
-        self._drain()
-        for batch in tuple(self._calls):
-            self._end(batch)  # its task was cancelled before its first step
         while (lent := self._engine.next_batch(self._storage.batch_bytes)) is not None:
             layout, loads = lent
             for load in loads:
@@ -114,17 +114,20 @@ class Reads:
             log.exception("a storage raised instead of reporting; its pages count as unreadable")
         finally:
             # Cancelled or not: the storage has let go of every slot of this batch.
-            self._drain()
             self._end(batch)
-            self._on_progress()
 
-    def _end(self, batch: _Batch) -> None:
+    def _end(self, batch: _Batch, *_: object) -> None:
+        """Take back what is left of a batch. Idempotent."""
+        if batch not in self._calls:
+            return
+        self._drain()
         self._calls.discard(batch)
         if batch.open:
             self._delivering -= 1
         left, batch.open, batch.stalled = batch.open | batch.stalled, set(), set()
         for index in left:
             self._engine.read_ended(batch.model, batch.loads[index], Reason.STORAGE_ERROR, self._clock())
+        self._on_progress()
 
     def _page_read(self, layout: ModelLayout, load: Load) -> PageRead:
         views = self._memory.shard_views(self._region_of(layout.name, load.component), load.slot)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from forestage.core.engine import Engine
@@ -179,7 +180,9 @@ class PrefetchService:
             while engine.probes:
                 job = engine.probes.popleft()
                 if not job.done:
-                    self._probing[job] = self._tasks.create_task(self._probe(job))
+                    task = self._probing[job] = self._tasks.create_task(self._probe(job))
+                    # However the task ends, the job must not wait for an answer that will never come.
+                    task.add_done_callback(partial(self._probe_answered, job, None))
             self._reads.start(self._tasks)
         while engine.finished:
             self._announce(engine.finished.popleft())
@@ -200,10 +203,12 @@ class PrefetchService:
         pool, keys, device_pages = self.engine.pool(job.layout.name), job.keys, job.request.device_pages
         prefix = pool.survey(keys, device_pages, None)
         # What the job holds cannot go while L3 answers; what is merely resident can, so L3 is asked for it too.
-        masks = await self._ask(pool, keys, job.contiguous, device_pages, prefix)
-        self._probing.pop(job, None)
-        self.engine.probe_answered(job, masks, self._clock())
-        self._progress()
+        self._probe_answered(job, await self._ask(pool, keys, job.contiguous, device_pages, prefix))
+
+    def _probe_answered(self, job: Job, masks: Sequence[bytes | bytearray] | None, *_: object) -> None:
+        if self._probing.pop(job, None) is not None:
+            self.engine.probe_answered(job, masks, self._clock())
+            self._progress()
 
     async def _ask(
         self, pool: ModelPool, keys: Sequence[bytes], first_page: int, device_pages: int, prefix: PrefixMap
