@@ -1,37 +1,46 @@
-"""Chains of stored pages for the tests of faults, and what they look at again and again."""
+"""Chains of stored pages for the tests of faults, and what all of these look at."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from forestage.core.layout import ModelLayout
 from support.live import make_keys
-from support.live_redis import LiveRedis, name_of, put, value_of
+from support.live_redis import LiveRedis, put
 from support.redis_servers import RedisServer
-from support.redis_stub import RedisStub
 
-__all__ = ["PAGES", "Stock", "assert_degraded", "assert_up", "stub_with"]
+__all__ = ["PAGES", "Chains", "Stock", "assert_degraded", "assert_up"]
 
 PAGES = 8
 
 
-class Stock:
-    """Hands out chains of `PAGES` stored pages that nobody has asked for yet."""
+class Chains:
+    """Hands out chains of `PAGES` page keys, each once; the spare one is for asking again and again."""
 
-    def __init__(self, server: RedisServer, model: ModelLayout, chains: int = 24) -> None:
+    def __init__(self, chains: int = 6) -> None:
+        self._left = [make_keys(PAGES, f"chain {number}") for number in range(chains)]
+        self.keys = [key for chain in self._left for key in chain]
+        self._spare = self._left.pop()
+
+    def __call__(self) -> Sequence[bytes]:
+        return self._left.pop()
+
+    def spare(self) -> Sequence[bytes]:
+        """Return the chain that is not handed out otherwise."""
+        return self._spare
+
+
+class Stock(Chains):
+    """Chains of pages that lie in a server."""
+
+    def __init__(self, server: RedisServer, model: ModelLayout) -> None:
         """Store them."""
+        super().__init__()
         self._server = server
         self._model = model
-        self._chains = [make_keys(PAGES, f"chain {number}") for number in range(chains)]
-        self._next = 0
         self.store()
 
     def store(self) -> None:
         """Store all of them anew."""
-        put(self._server, self._model, [key for chain in self._chains for key in chain])
-
-    def __call__(self) -> Sequence[bytes]:
-        self._next += 1
-        return self._chains[self._next - 1]
+        put(self._server, self._model, self.keys)
 
 
 async def assert_up(live: LiveRedis) -> None:
@@ -46,11 +55,3 @@ async def assert_degraded(live: LiveRedis) -> None:
     ready = await live.client.ready()
     assert (bool(ready), ready.storage) == (True, "degraded")
     assert await live.metric("storage_up") == 0
-
-
-@contextmanager
-def stub_with(keys: Sequence[bytes], model: ModelLayout) -> Iterator[RedisStub]:
-    """Run a scripted server that has pages."""
-    with RedisStub() as stub:
-        stub.values.update({name_of(model, key): value_of(model, key) for key in keys})
-        yield stub

@@ -175,11 +175,11 @@ class LiveRedis:
 
 
 def config_of(path: Path, url: str, slots: int, page_bytes: int, sections: dict[str, dict[str, Any]]) -> Config:
-    """Return a configuration over a Redis, with patience that suits tests."""
+    """Return a configuration over a Redis, patient with probes (a busy machine may be slow) and less so with reads."""
     storage: dict[str, Any] = {
         "kind": "redis",
-        "probe_timeout_ms": 400,
-        "stall_timeout_ms": 500,
+        "probe_timeout_ms": 2000,
+        "stall_timeout_ms": 600,
         **sections.get("storage", {}),
     }
     storage["redis"] = {"url": url, **storage.get("redis", {})}
