@@ -6,7 +6,7 @@ Both sides use the same number of threads and the same destination, a populated 
 views made beforehand, each thread takes its share of the files and does open, preadv, close. The storages read in
 batches as the service does (on its event loop), report every page, and (kind file) verify every checksum. Repetitions
 are interleaved; the files are in the page cache. Prints one line a kind and page size: GB/s of both and their ratio,
-medians.
+and CPU seconds per GB of both and their ratio, which tell more where others share the machine. All are medians.
 """
 
 import argparse
@@ -93,16 +93,23 @@ async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat
         await storage.write(model, 0, key, (view,))
     shelf = storage.shelves(model)[0]
     paths = [shelf.stem(key) + shelf.endings[0] for key in keys]
-    plain_s, through_s = [], []
+    rounds: list[tuple[float, float, float, float]] = []
     for _ in range(repeat + 1):
-        plain_s.append(plain(paths, views, readers))
-        through_s.append(await through(storage, model, keys, views))
+        begin = time.process_time()
+        plain_s = plain(paths, views, readers)
+        middle = time.process_time()
+        through_s = await through(storage, model, keys, views)
+        rounds.append((plain_s, through_s, middle - begin, time.process_time() - middle))
     await storage.aclose()
-    del plain_s[0], through_s[0]  # for warming up
-    ratio = statistics.median(one / other for one, other in zip(plain_s, through_s, strict=True))
+    del rounds[0]  # for warming up
+    size = total / 1e9
+    rates = [size / statistics.median(seconds) for seconds in list(zip(*rounds, strict=True))[:2]]
+    cpu = [statistics.median(seconds) / size for seconds in list(zip(*rounds, strict=True))[2:]]
+    ratio = statistics.median(one / other for one, other, _, _ in rounds)
+    cpu_ratio = statistics.median(one / other for _, _, one, other in rounds)
     return (
-        f"{storage.kind:>13} {page_bytes >> 10:>6} KiB {readers:>8} {total / statistics.median(plain_s) / 1e9:>8.2f} "
-        f"{total / statistics.median(through_s) / 1e9:>8.2f} {ratio:>6.2f}"
+        f"{storage.kind:>13} {page_bytes >> 10:>6} KiB {readers:>8} {rates[0]:>8.2f} {rates[1]:>8.2f} {ratio:>6.2f}"
+        f"{cpu[0]:>11.3f} {cpu[1]:>8.3f} {cpu_ratio:>6.2f}"
     )
 
 
@@ -114,7 +121,8 @@ def main() -> None:
     parser.add_argument("--dir", default=None, help="where to put the files while measuring")
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as the service does
-    print(f"{'kind':>13} {'page':>10} {'threads':>8} {'plain':>8} {'through':>8} {'ratio':>6}   (GB/s)")
+    print(f"{'kind':>13} {'page':>10} {'threads':>8} {'GB/s':>8} {'through':>8} {'ratio':>6}", end="")
+    print(f"{'CPU s/GB':>11} {'through':>8} {'ratio':>6}")
     kinds: tuple[type[FileStorage | HicacheFileStorage], ...] = (FileStorage, HicacheFileStorage)
     for page_bytes in PAGE_BYTES:
         for kind in kinds:
