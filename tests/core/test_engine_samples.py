@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from support.engine_driver import EngineDriver
-from support.manifests import Sample
 
 from forestage.core.job import Job, Reason
+from support.engine_driver import EngineDriver
+from support.manifests import Sample
 
 SAMPLES = [Sample.load("hicache-hybrid"), Sample.load("hicache-mla")]
 CASES = [pytest.param(sample, case, id=f"{sample.name}-{case['id']}") for sample in SAMPLES for case in sample.cases()]

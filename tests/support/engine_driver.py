@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from forestage.core.audit import check_integrity
 from forestage.core.engine import Engine, EngineSettings
-from forestage.core.job import Job, PrefetchRequest, Reason
+from forestage.core.job import Job, PrefetchRequest, Reason, Timing
 from forestage.core.layout import Component, Covers, ModelLayout
 from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
+from forestage.core.slots import SlotState
 
-__all__ = ["EngineDriver", "SlotLog", "kv_model", "model_of"]
+__all__ = ["EngineDriver", "ReadFlag", "SlotLog", "chain", "job_of", "kv_model", "load_of", "model_of"]
 
 
 class SlotLog:
@@ -21,7 +22,9 @@ class SlotLog:
         self.filling = [False] * capacity
 
     def begin_fill(self, slot: int) -> None:
-        self.visible[slot], self.filling[slot] = None, True
+        assert not self.filling[slot]
+        assert self.visible[slot] is None
+        self.filling[slot] = True
 
     def publish(self, slot: int, key: bytes) -> None:
         assert self.filling[slot]
@@ -29,6 +32,13 @@ class SlotLog:
 
     def clear(self, slot: int) -> None:
         self.visible[slot], self.filling[slot] = None, False
+
+
+@dataclass(slots=True, eq=False)
+class ReadFlag:
+    """The read behind a load, as far as the engine sees it."""
+
+    stopped: bool
 
 
 def model_of(*components: Component, name: str = "m") -> ModelLayout:
@@ -39,6 +49,25 @@ def kv_model(*, windows: Sequence[int] = (), name: str = "m") -> ModelLayout:
     """A model with one every_page component and one tail component for each window."""
     tails = [Component(f"tail{i}", 512, covers=Covers.TAIL, window=window) for i, window in enumerate(windows)]
     return model_of(Component("kv", 256), *tails, name=name)
+
+
+def chain(name: str, length: int, parent: Sequence[bytes] = ()) -> list[bytes]:
+    """Keys of a prefix of `length` pages that begins with those of `parent`; other names share nothing else."""
+    own = range(len(parent), length)
+    return [*parent, *(f"{name}{page:05}".encode().ljust(16, b".") for page in own)][:length]
+
+
+def job_of(name: str, pages: int = 8, *, now: float = 0.0, **options: int) -> Job:
+    """A job that no engine knows, for the parts that only read its request."""
+    layout = kv_model()
+    request = PrefetchRequest(name, layout.name, tuple(chain(name, pages)), **options)  # type: ignore[arg-type]
+    deadline = now + request.deadline_ms / 1e3 if request.deadline_ms else None
+    return Job(request, layout, request.digest(), Timing(now), deadline)
+
+
+def load_of(job: Job, page: int, component: int = 0) -> Load:
+    """A load that no pool knows: one page of a job, wanted by it alone."""
+    return Load(component, job.keys[page], page, page, job, [job])
 
 
 @dataclass
@@ -58,6 +87,7 @@ class EngineDriver:
         self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction)
         self.engine = Engine({self.layout.name: self.pool}, self.settings)
         self.in_flight: list[Load] = []
+        self.stalled: list[Load] = []
         self.reads: list[tuple[int, bytes]] = []
         self.sequence = 0
 
@@ -73,29 +103,61 @@ class EngineDriver:
         request = PrefetchRequest(request_id or f"r{self.sequence}", self.layout.name, tuple(keys), **options)  # type: ignore[arg-type]
         return self.engine.submit(request, self.now)
 
-    def masks(self, keys: Sequence[bytes]) -> list[bytearray]:
-        return [bytearray((c, key) in self.stored for key in keys) for c in range(len(self.layout.components))]
+    def masks(self, job: Job) -> list[bytearray]:
+        """What L3 has of a job's pages, told as tersely as a storage may."""
+        keys, device_pages = job.keys, job.request.device_pages
+        known = self.pool.survey(keys, device_pages, None).known_pages()
+        first = [device_pages if c.is_tail else job.contiguous for c in self.layout.components]
+        end = len(keys)
+        for page in range(job.contiguous, len(keys)):
+            if not known[page] and any((c, keys[page]) not in self.stored for c in self.layout.every_page):
+                end = page
+                break
+        return [
+            bytearray(first[c] <= page < end and (c, key) in self.stored for page, key in enumerate(keys))
+            for c in range(len(first))
+        ]
 
     def answer_probes(self) -> None:
         while self.engine.probes:
             job = self.engine.probes.popleft()
-            self.engine.probe_answered(job, self.masks(job.keys), self.now)
+            if not job.done:
+                self.engine.probe_answered(job, self.masks(job), self.now)
 
     def begin_reads(self, batch_bytes: int = 1) -> bool:
         """Hand out one batch; True if there was one."""
         batch = self.engine.next_batch(batch_bytes)
         if batch is None:
             return False
+        for load in batch[1]:
+            load.read = ReadFlag(not load.subscribers)
         self.in_flight += batch[1]
         self.reads += [(load.component, load.key) for load in batch[1]]
         return True
 
+    def begin_all_reads(self, batch_bytes: int = 1) -> None:
+        while self.begin_reads(batch_bytes):
+            pass
+
     def end_read(self, load: Load) -> None:
         """End a read as the L3 of this driver would."""
-        self.in_flight.remove(load)
         where = (load.component, load.key)
-        failure = self.failing.get(where, None if where in self.stored else Reason.VANISHED)
-        self.engine.read_ended(self.layout.name, load, failure, self.now)
+        self.end_read_as(load, self.failing.get(where, None if where in self.stored else Reason.VANISHED))
+
+    def end_read_as(self, load: Load, failure: Reason | None, *, untouched: bool = False) -> None:
+        """End a read, stalled or not, in a given way."""
+        (self.stalled if load in self.stalled else self.in_flight).remove(load)
+        self.engine.read_ended(self.layout.name, load, failure, self.now, untouched=untouched)
+
+    def stall_read(self, load: Load) -> None:
+        """Give a read up that still has its slot."""
+        self.in_flight.remove(load)
+        self.stalled.append(load)
+        self.engine.read_stalled(self.layout.name, load, self.now)
+
+    def flight(self, key: bytes, component: int = 0) -> Load:
+        """Return the read of a page that is in flight."""
+        return next(load for load in self.in_flight if (load.component, load.key) == (component, key))
 
     def run(self) -> None:
         """Answer probes and end reads in order until nothing is left to do."""
@@ -110,7 +172,7 @@ class EngineDriver:
 
     def prefetch(self, keys: Sequence[bytes], **options: int) -> Job:
         """Submit and run to the end."""
-        job = self.submit(keys, **options)
+        job = self.submit(keys, "", **options)
         self.run()
         assert job.done
         return job
@@ -119,10 +181,48 @@ class EngineDriver:
         self.now += seconds
         self.engine.tick(self.now)
 
+    def release(self, job: Job) -> None:
+        """Release the lease of a finished job."""
+        assert job.lease is not None
+        self.engine.leases.release(job.lease.id)
+
+    def lose(self, key: bytes, component: int = 0) -> None:
+        """Evict one resident page that nobody holds, whether it is its turn or not."""
+        index = self.pool.index[component]
+        slot = index.find(key)
+        self.logs[component].clear(slot)
+        index.drop(slot)
+        self.pool.slots[component].give_back(slot)
+
+    def shown(self, job: Job) -> list[list[bytes | None]]:
+        """What a reader of the pool sees in the slots of a finished job, by component."""
+        assert job.lease is not None
+        assert job.lease.alive
+        return [[log.visible[slot] for slot in slots] for log, slots in zip(self.logs, job.lease.slots, strict=True)]
+
+    def resident(self, component: int = 0) -> set[bytes]:
+        """The keys that a reader of the pool can find."""
+        return {key for key in self.logs[component].visible if key is not None}
+
     def check(self) -> None:
-        """Check every law, and that readers of the pool see exactly the resident pages."""
+        """Check every law, that readers see exactly the resident pages, and that no more is pinned than may be."""
         check_integrity(self.engine)
-        for index, log in zip(self.pool.index, self.logs, strict=True):
-            assert [index.key_of(slot) for slot in range(len(log.visible))] == log.visible
+        for slots, index, log in zip(self.pool.slots, self.pool.index, self.logs, strict=True):
+            capacity = range(slots.capacity)
+            assert [index.key_of(slot) for slot in capacity] == log.visible
+            assert [slots.state(slot) is SlotState.FILLING for slot in capacity] == log.filling
+            pinned = slots.reserved + slots.filling + index.held
+            assert pinned <= max(1, int(slots.capacity * self.pinned_fraction))
         for job in self.engine.jobs.values():
             job.check_integrity()
+
+    def check_idle(self) -> None:
+        """Check that nothing is left: no job, lease, read, promise, and every slot can be had."""
+        self.check()
+        engine = self.engine
+        assert (len(engine.live), len(engine.jobs), len(engine.leases)) == (0, 0, 0)
+        assert (engine.admission.promised, engine.admission.running, engine.admission.waiting) == (0, 0, 0)
+        assert not self.in_flight
+        assert not self.stalled
+        for slots, index in zip(self.pool.slots, self.pool.index, strict=True):
+            assert slots.free + index.evictable == slots.capacity

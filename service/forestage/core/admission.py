@@ -70,6 +70,10 @@ class Admission:
         self.promised += need_bytes - self._promises[job]
         self._promises[job] = need_bytes
 
+    def promised_to(self, job: Job) -> int:
+        """Return the bytes promised to a job, 0 if it is not running."""
+        return self._promises.get(job, 0)
+
     def add_promise(self, job: Job, need_bytes: int) -> None:
         """A running job takes over reads that another one began."""
         self._promises[job] += need_bytes
@@ -77,8 +81,11 @@ class Admission:
 
     def leave(self, job: Job) -> None:
         """A job has ended, waiting or running. Idempotent."""
-        self._waiting.pop(job, None)
         self.promised -= self._promises.pop(job, 0)
+        if self._waiting.pop(job, None) is not None and len(self._order) > 2 * len(self._waiting) + 16:
+            # Do not keep those that left until their turn would have come.
+            self._order = [entry for entry in self._order if entry[3] in self._waiting]
+            heapq.heapify(self._order)
 
     def _fits(self, need_bytes: int) -> bool:
         # One job alone may take the whole pool.
@@ -93,6 +100,8 @@ class Admission:
             raise RuntimeError(f"promised {self.promised}, running jobs add up to {sum(self._promises.values())}")
         if self._promises.keys() & self._waiting.keys():
             raise RuntimeError("a job runs and waits at once")
-        queued = {entry[3] for entry in self._order}
-        if not self._waiting.keys() <= queued:
-            raise RuntimeError("a waiting job is not in the queue")
+        queue = [job for _, _, _, job in sorted(self._order) if job in self._waiting]
+        if len(queue) != len(self._waiting):
+            raise RuntimeError(f"{len(self._waiting)} jobs wait, {len(queue)} of them in the queue")
+        if queue and self._fits(self._waiting[queue[0]]):
+            raise RuntimeError("the first waiting job fits, and waits")

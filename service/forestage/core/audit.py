@@ -3,6 +3,7 @@
 from collections import Counter
 
 from forestage.core.engine import Engine
+from forestage.core.holdings import owned_bytes
 from forestage.core.job import JobState
 
 __all__ = ["check_integrity"]
@@ -27,7 +28,11 @@ def check_integrity(engine: Engine) -> None:
     for job in engine.live:
         job.check_integrity()
         loads = [load for pending in job.pending for load in pending.values()]
-        if job.state is JobState.LOADING and not loads:
+        if job.state is JobState.LOADING and not loads and not job.draining:
             raise RuntimeError(f"a job waits for nothing: {job.lengths()}")
         if any(job not in load.subscribers for load in loads):
             raise RuntimeError("a job waits for a load that does not know it")
+        if engine.admission.promised_to(job) < owned_bytes(job):
+            raise RuntimeError(f"promised {engine.admission.promised_to(job)} bytes, waits for {owned_bytes(job)}")
+        if any(job not in load.drained_for or not load.filling for load in job.draining):
+            raise RuntimeError("a job waits for the slot of a read that has ended")

@@ -6,7 +6,7 @@ index, loads and leases in one step. What has to be done outside it leaves as ef
 monotonic clock.
 
 Law: between calls every slot has one owner (see ModelPool), the admission budget covers exactly the live jobs, and
-every job that is not done is queued, waits for a probe, or has pending loads. core.audit recounts all of it.
+every job that is not done is queued, waits for a probe, or for reads to end. core.audit recounts all of it.
 """
 
 from collections import deque
@@ -16,7 +16,16 @@ from functools import partial
 
 from forestage.core.admission import Admission
 from forestage.core.errors import ConflictError, NotFoundError, StoppingError
-from forestage.core.holdings import hold, keep, release, unwant, waiting_loads, want
+from forestage.core.holdings import (
+    drop_behind,
+    hold,
+    keep,
+    owned_bytes,
+    release,
+    taken,
+    unwant,
+    waiting_loads,
+)
 from forestage.core.job import Job, JobState, Lengths, PrefetchRequest, Reason, Timing
 from forestage.core.layout import ModelLayout
 from forestage.core.leases import Lease, Leases
@@ -26,6 +35,7 @@ from forestage.core.outcome import outcome_of, shortfall_of
 from forestage.core.plan import Plan
 from forestage.core.prefix import PrefixMap
 from forestage.core.read_queue import ReadQueue
+from forestage.core.settling import aim, aim_below_cut, has_its_aim
 from forestage.core.timers import Timers
 
 __all__ = ["Engine", "EngineSettings"]
@@ -51,7 +61,6 @@ class Engine:
         self.pools = pools
         self.settings = settings
         self.jobs: dict[str, Job] = {}
-        self.leases = Leases(pools, settings.max_lease_s)
         self.admission = Admission(settings.budget_bytes, settings.queue_limit)
         self.stopping = False
         self.probes: deque[Job] = deque()
@@ -59,6 +68,7 @@ class Engine:
         self.live: set[Job] = set()
         self._queue = ReadQueue()
         self._timers: Timers[Callable[[float], None]] = Timers()
+        self.leases = Leases(pools, settings.max_lease_s, self._timers)
 
     # ---- requests
 
@@ -91,7 +101,7 @@ class Engine:
         if deadline is not None:
             # A hybrid prefix may need its last read after the cut: leave time for it inside the deadline.
             settle = min(self.settings.settle_s, (deadline - now) / 2) if pool.layout.tails else 0.0
-            self._timers.put(deadline - settle, partial(self._stop, job, Reason.DEADLINE))
+            job.timers.append(self._timers.put(deadline - settle, partial(self._stop, job, Reason.DEADLINE)))
         if admitted:
             self._start(job, now)
         self._admit(now)
@@ -108,6 +118,7 @@ class Engine:
         if job is None:
             return
         self._stop(job, Reason.CANCELLED, now)
+        self._take_back_timers(job)
         if job.lease is not None:
             self.leases.release(job.lease.id)
         self._admit(now)
@@ -129,16 +140,11 @@ class Engine:
         """Lease the resident restorable prefix; L3 is not asked, so `stored` counts only what is resident."""
         self.pool(model)
         self._refuse_if_stopping()
-        lengths, lease = self.leases.take(model, keys, device_pages, lease_s, now)
-        if lease is not None:
-            self._timers.put(lease.expires_at, partial(self.leases.expire, lease))
-        return lengths, lease
+        return self.leases.take(model, keys, device_pages, lease_s, now)
 
     def renew_lease(self, lease_id: str, lease_s: float, now: float) -> Lease:
         """Give a lease another `lease_s` seconds from now; GoneError if it has ended."""
-        lease = self.leases.renew(lease_id, lease_s, now)
-        self._timers.put(lease.expires_at, partial(self.leases.expire, lease))
-        return lease
+        return self.leases.renew(lease_id, lease_s, now)
 
     def _refuse_if_stopping(self) -> None:
         if self.stopping:
@@ -184,7 +190,7 @@ class Engine:
             # It was stopped for one that left, and somebody else has come since: it takes over.
             pool.unbegin(load)
             for job in jobs:
-                self._queue.add(job, (load,), in_front=True)
+                self._queue.add_in_front(job, (load,))
         elif failure is not None:
             pool.discard(load)
             for job in jobs:
@@ -193,6 +199,7 @@ class Engine:
             pool.publish(load)
             for job in jobs:
                 self._page_arrived(job, load, now)
+        self._drained(load, now)
         self._admit(now)
 
     def read_stalled(self, model: str, load: Load, now: float) -> None:
@@ -201,6 +208,7 @@ class Engine:
         jobs, load.subscribers = tuple(load.subscribers), []
         for job in jobs:
             self._page_failed(job, load, Reason.STORAGE_ERROR, now)
+        self._drained(load, now)
         self._admit(now)
 
     def tick(self, now: float) -> None:
@@ -258,30 +266,14 @@ class Engine:
             release(pool, job, c, [page for page in job.holds[c] if page >= plan.granted], drop_from=job.requested)
         if plan.keep_usable:
             job.ready = plan.usable
-        self._aim(job, prefix, plan.granted)
-        owned = [load for pending in job.pending for load in pending.values() if load.owner is job]
-        self.admission.set_promise(job, sum(job.layout.components[load.component].slot_bytes for load in owned))
-        self._queue.add(job, waiting_loads(job))
+        job.aim = plan.granted
+        aim(pool, job, prefix, plan.granted)
+        self.admission.set_promise(job, owned_bytes(job))
+        self._queue.add(job, waiting_loads(job, range(len(job.pending))))
         self._advance(job, now)
 
-    def _aim(self, job: Job, prefix: PrefixMap, target: int) -> None:
-        """Hold what is resident of the prefix up to `target`, and wait for the rest.
-
-        Everything resident is held before the first slot is taken, so a job never evicts its own pages; so are the
-        tail states of `ready`, that a job which said it has them can fall back on.
-        """
-        pool, ranges = self.pools[job.layout.name], prefix.ranges(target)
-        for c in job.layout.tails:
-            hold(pool, job, c, prefix.window(c, job.ready))
-        for c, pages in enumerate(ranges):
-            hold(pool, job, c, prefix.resident_pages(c, pages))
-        for c, pages in enumerate(ranges):
-            pending = job.pending[c]
-            want(pool, job, c, [page for page in prefix.missing_pages(c, pages) if page not in pending])
-
     def _page_arrived(self, job: Job, load: Load, now: float) -> None:
-        c, page = load.component, load.page
-        del job.pending[c][page]
+        c, page = load.component, taken(job, load)
         job.holds[c][page] = load.slot
         job.arrived_pages[c].add(page)
         if not job.layout.components[c].is_tail:
@@ -289,14 +281,21 @@ class Engine:
         self._advance(job, now)
 
     def _page_failed(self, job: Job, load: Load, failure: Reason, now: float) -> None:
-        c, page = load.component, load.page
-        del job.pending[c][page]
+        c, page = load.component, taken(job, load)
         if not job.layout.components[c].is_tail:
             self._cut(job, page, failure, now)
             return
         if job.masks is not None:
             job.masks[c][page] = 0  # no boundary that needs this state
         self._cut(job, job.cut_at, failure, now)
+
+    def _drained(self, load: Load, now: float) -> None:
+        """A read that settling jobs gave up has ended (or never will): let them aim again."""
+        jobs, load.drained_for = load.drained_for, ()
+        for job in jobs:
+            if load in job.draining and job.stop_reason is not None:
+                job.draining.remove(load)
+                self._cut(job, job.cut_at, job.stop_reason, now)
 
     def _advance(self, job: Job, now: float) -> None:
         """Move the contiguous length on, and end the job when nothing is pending."""
@@ -308,31 +307,29 @@ class Engine:
         job.contiguous = page
         if not job.layout.tails:
             job.ready = page
-        if not any(job.pending):
+        if has_its_aim(job) if job.stopped else not any(job.pending):
             self._end(job, now)
         elif job.stopped and job.settle_by is None and not any(job.pending[c] for c in every_page):
-            self._settle_until(job, now + self.settings.settle_s)
+            self._begin_settling(job, now)
 
     def _cut(self, job: Job, limit: int, reason: Reason, now: float) -> None:
         """End the grant at `limit` pages, and aim at the largest boundary below that can still be reached."""
         pool = self.pools[job.layout.name]
         if not job.stopped or limit < job.cut_at:
             job.stop_reason = reason
-        job.cut_at = limit
+        job.aim = job.cut_at = limit
+        given_up = [load for c in job.layout.tails for load in job.pending[c].values() if load.filling]
         # What lies behind the cut goes back first, so that the settling read finds the job's own tail slots.
         for c, component in enumerate(job.layout.components):
             everything = 0 if component.is_tail else limit
             self._unwant(job, c, [page for page in job.pending[c] if page >= everything])
             release(pool, job, c, [page for page in job.holds[c] if page >= everything], drop_from=limit)
         if job.layout.tails:
-            prefix = self._survey(job, job.masks)
-            target = prefix.largest_boundary(limit)
-            while target > job.ready and not pool.fits(prefix, target, job.ready):
-                target = prefix.largest_boundary(target - 1)
-            for c in job.layout.every_page:
-                self._unwant(job, c, [page for page in job.pending[c] if page >= target])
-            self._aim(job, prefix, target)
-            self._queue.add(job, waiting_loads(job), in_front=True)
+            aim_below_cut(pool, job, given_up, self.admission.add_promise)
+            self.admission.set_promise(job, max(self.admission.promised_to(job), owned_bytes(job)))
+            # Behind what is still to come of the pages before them, unless that is all here.
+            add = self._queue.add if job.settle_by is None else self._queue.add_in_front
+            add(job, waiting_loads(job, job.layout.tails))
         self._advance(job, now)
 
     def _unwant(self, job: Job, c: int, pages: Iterable[int]) -> None:
@@ -345,13 +342,14 @@ class Engine:
             job.stop_reason = reason
             self._end(job, now)
         elif job.contiguous < job.cut_at or not job.stopped:
-            latest = now + self.settings.settle_s
-            self._settle_until(job, latest if job.deadline is None else max(now, min(latest, job.deadline)))
             self._cut(job, job.contiguous, reason, now)
 
-    def _settle_until(self, job: Job, when: float) -> None:
-        job.settle_by = when
-        self._timers.put(when, partial(self._on_settle_due, job))
+    def _begin_settling(self, job: Job, now: float) -> None:
+        """Only tail states are missing, and there is little time for them: they need not wait their turn."""
+        self._queue.add_in_front(job, waiting_loads(job, job.layout.tails))
+        latest = now + self.settings.settle_s
+        job.settle_by = latest if job.deadline is None else max(now, min(latest, job.deadline))
+        job.timers.append(self._timers.put(job.settle_by, partial(self._end, job)))
 
     def _end(self, job: Job, now: float) -> None:
         """Leave: the only way out of a job, whatever ended it."""
@@ -368,10 +366,10 @@ class Engine:
         for c in range(len(pool.slots)):
             self._unwant(job, c, list(job.pending[c]))
             release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
+            drop_behind(pool, job, c, job.contiguous)
         if kept is not None:
             seconds = job.request.lease_ms / 1e3
             job.lease = self.leases.take_over(job.layout.name, device_pages, job.ready, kept, seconds, now)
-            self._timers.put(job.lease.expires_at, partial(self.leases.expire, job.lease))
         self._queue.remove(job)
         self.admission.leave(job)
         self.live.discard(job)
@@ -381,7 +379,8 @@ class Engine:
         job.forget_pages()
         job.enter(JobState.DONE)
         self.finished.append(job)
-        self._timers.put(now + self.settings.keep_done_s, partial(self._forget_done, job))
+        self._take_back_timers(job)
+        job.timers.append(self._timers.put(now + self.settings.keep_done_s, partial(self._forget_done, job)))
 
     def _snap(self, job: Job) -> PrefixMap:
         """Set `ready` to the largest boundary that is whole in the pool now."""
@@ -401,10 +400,10 @@ class Engine:
         job.ready = length
         return prefix
 
-    def _on_settle_due(self, job: Job, now: float) -> None:
-        if not job.done and job.settle_by is not None and job.settle_by <= now:
-            self._end(job, now)
+    def _take_back_timers(self, job: Job) -> None:
+        for ticket in job.timers:
+            self._timers.take_back(ticket)
+        job.timers.clear()
 
-    def _forget_done(self, job: Job, now: float) -> None:
-        if self.jobs.get(job.request.request_id) is job:
-            del self.jobs[job.request.request_id]
+    def _forget_done(self, job: Job, _now: float) -> None:
+        del self.jobs[job.request.request_id]

@@ -10,7 +10,19 @@ from forestage.core.job import Job
 from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
 
-__all__ = ["hold", "keep", "release", "unwant", "waiting_loads", "want"]
+__all__ = [
+    "drop_behind",
+    "hold",
+    "holds_window",
+    "keep",
+    "owned_bytes",
+    "release",
+    "taken",
+    "unwant",
+    "waiting_loads",
+    "want",
+    "within_reach",
+]
 
 
 def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
@@ -34,6 +46,17 @@ def want(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
         job.pending[c][page] = load
 
 
+def taken(job: Job, load: Load) -> int:
+    """Take a load that has ended out of what a job waits for, and return which page of the job it was."""
+    pending = job.pending[load.component]
+    page = load.page
+    if pending.get(page) is not load:
+        # Whoever began it asked for the key at another place: its keys are no chain of prefixes.
+        page = next(page for page, other in pending.items() if other is load)
+    del pending[page]
+    return page
+
+
 def unwant(pool: ModelPool, job: Job, c: int, pages: Iterable[int], on_heir: Callable[[Job, int], None]) -> None:
     """Stop waiting for pages. `on_heir(job, bytes)` is told who carries on with a read that this job owned."""
     for page in pages:
@@ -55,8 +78,15 @@ def release(pool: ModelPool, job: Job, c: int, pages: Iterable[int], *, drop_fro
     for page in sorted(pages, reverse=True):
         behind = page >= drop_from and page in job.arrived_pages[c]
         (dropped if behind else keep_resident).append(job.holds[c].pop(page))
+        if behind:
+            job.arrived_pages[c].remove(page)
     pool.index[c].release(keep_resident)
     pool.drop(c, dropped)
+
+
+def drop_behind(pool: ModelPool, job: Job, c: int, cut: int) -> None:
+    """Drop what came for this job behind its cut and was released before the cut came down there (tail states)."""
+    pool.drop_unheld(c, [job.keys[page] for page in job.arrived_pages[c] if page >= cut])
 
 
 def keep(job: Job, ranges: Sequence[range]) -> tuple[tuple[int, ...], ...]:
@@ -64,9 +94,31 @@ def keep(job: Job, ranges: Sequence[range]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(job.holds[c].pop(page) for page in pages) for c, pages in enumerate(ranges))
 
 
-def waiting_loads(job: Job) -> list[Load]:
-    """Return the loads of a job whose read has not begun, in prefix order."""
-    lines = [[load for load in pending.values() if not load.filling] for pending in job.pending]
+def owned_bytes(job: Job) -> int:
+    """Return the bytes of the slots whose loads a job waits for and owns."""
+    return sum(
+        component.slot_bytes * sum(load.owner is job for load in pending.values())
+        for component, pending in zip(job.layout.components, job.pending, strict=True)
+    )
+
+
+def holds_window(job: Job, c: int) -> bool:
+    """Say whether a job holds the tail states of a component for the length it aims at."""
+    first = max(job.request.device_pages, job.aim - job.layout.components[c].window)
+    return all(page in job.holds[c] for page in range(first, job.aim))
+
+
+def within_reach(job: Job) -> int:
+    """Return how far the pages go that a job holds or waits for, as a length; what it gave up is not had again."""
+    page = job.contiguous
+    while page < job.cut_at and all(page in job.holds[c] or page in job.pending[c] for c in job.layout.every_page):
+        page += 1
+    return page
+
+
+def waiting_loads(job: Job, components: Iterable[int]) -> list[Load]:
+    """Return the loads of some components that a job waits for and whose read has not begun, in prefix order."""
+    lines = [[load for load in job.pending[c].values() if not load.filling] for c in components]
     lines = [line for line in lines if line]
     if len(lines) == 1:
         return lines[0]  # asked for in order

@@ -129,8 +129,10 @@ class Timing:
 class Job:
     """A prefetch under way or done. Only the engine changes it.
 
-    `holds[c]` and `pending[c]` are by page: the slots of resident pages that this job holds, and the loads that it
-    waits for. `arrived_pages[c]` are the pages among its holds that came from L3 while it ran.
+    `aim` is the boundary whose pages it holds or waits for, `cut_at` how far it can come at all. `holds[c]` and
+    `pending[c]` are by page: the slots of resident pages that it holds, and the loads that it waits for.
+    `arrived_pages[c]` are the pages that it held and that came from L3 while it ran. `draining` are reads of tail
+    states that it gave up when it was cut, while it needs their slots for a lower boundary.
     """
 
     request: PrefetchRequest
@@ -151,16 +153,19 @@ class Job:
     shortfall: dict[Reason, int] = field(default_factory=dict)
     span_reason: Reason = Reason.NOT_STORED
     stop_reason: Reason | None = None
+    aim: int = 0
     cut_at: int = 0
     settle_by: float | None = None
     masks: list[bytearray] | None = None
     holds: list[dict[int, int]] = field(default_factory=list)
     pending: list[dict[int, "Load"]] = field(default_factory=list)
     arrived_pages: list[set[int]] = field(default_factory=list)
+    draining: "set[Load]" = field(default_factory=set)
     loaded_pages: set[int] = field(default_factory=set)
     joined_pages: set[int] = field(default_factory=set)
     totals: tuple[int, int] = (0, 0)
     lease: "Lease | None" = None
+    timers: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.keys = self.request.keys
@@ -195,6 +200,7 @@ class Job:
         self.request = replace(self.request, keys=())
         self.keys, self.masks = (), None
         self.holds, self.pending, self.arrived_pages = [], [], []
+        self.draining = set()
         self.loaded_pages, self.joined_pages = set(), set()
 
     def enter(self, state: JobState) -> None:

@@ -4,12 +4,14 @@ Law: a lease that is alive owns exactly one hold on each of its slots; a lease t
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from forestage.core.errors import GoneError
 from forestage.core.job import Lengths
 from forestage.core.model_pool import ModelPool
+from forestage.core.timers import Timers
 
 __all__ = ["Lease", "Leases"]
 
@@ -29,14 +31,16 @@ class Lease:
     slots: tuple[tuple[int, ...], ...]
     expires_at: float
     alive: bool = True
+    timer: int = 0
 
 
 class Leases:
-    """Leases by id. `max_s` bounds how far from now a lease can end."""
+    """Leases by id. `max_s` bounds how far from now a lease can end; their ends are among the `timers`."""
 
-    def __init__(self, pools: Mapping[str, ModelPool], max_s: float) -> None:
+    def __init__(self, pools: Mapping[str, ModelPool], max_s: float, timers: Timers[Callable[[float], None]]) -> None:
         self._pools = pools
         self._max_s = max_s
+        self._timers = timers
         self._by_id: dict[str, Lease] = {}
         self.expired = 0
 
@@ -68,8 +72,9 @@ class Leases:
         self, model: str, device_pages: int, length: int, slots: tuple[tuple[int, ...], ...], lease_s: float, now: float
     ) -> Lease:
         """Make a lease of holds that the caller has; they are the lease's from now on."""
-        lease = Lease(uuid.uuid4().hex, model, device_pages, length, slots, now + min(lease_s, self._max_s))
+        lease = Lease(uuid.uuid4().hex, model, device_pages, length, slots, now)
         self._by_id[lease.id] = lease
+        self._set_end(lease, now + min(lease_s, self._max_s))
         return lease
 
     def renew(self, lease_id: str, lease_s: float, now: float) -> Lease:
@@ -77,7 +82,7 @@ class Leases:
         lease = self._by_id.get(lease_id)
         if lease is None or lease.expires_at <= now:
             raise GoneError("this lease has expired or never existed")
-        lease.expires_at = now + min(lease_s, self._max_s)
+        self._set_end(lease, now + min(lease_s, self._max_s))
         self._mark_used(lease)
         return lease
 
@@ -88,11 +93,14 @@ class Leases:
             self._mark_used(lease)
             self._end(lease)
 
-    def expire(self, lease: Lease, now: float) -> None:
-        """End a lease whose time has come; one that was renewed or released is left alone."""
-        if lease.alive and lease.expires_at <= now:
-            self.expired += 1
-            self._end(lease)
+    def _set_end(self, lease: Lease, when: float) -> None:
+        self._timers.take_back(lease.timer)
+        lease.expires_at = when
+        lease.timer = self._timers.put(when, partial(self._expire, lease))
+
+    def _expire(self, lease: Lease, _now: float) -> None:
+        self.expired += 1
+        self._end(lease)
 
     def _mark_used(self, lease: Lease) -> None:
         for c, slots in enumerate(lease.slots):
@@ -100,6 +108,7 @@ class Leases:
 
     def _end(self, lease: Lease) -> None:
         lease.alive = False
+        self._timers.take_back(lease.timer)
         del self._by_id[lease.id]
         for c, slots in enumerate(lease.slots):
             self._pools[lease.model].index[c].release(reversed(slots))

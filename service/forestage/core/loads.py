@@ -32,3 +32,4 @@ class Load:
     filling: bool = False
     stalled: bool = False  # given up by everybody, but a storage may still write to the slot
     read: Stoppable | None = None
+    drained_for: tuple[Job, ...] = ()  # settling jobs that gave it up and could use its slot

@@ -65,12 +65,9 @@ class ModelPool:
         """Say how much of a prefix could be granted now."""
         return make_plan(prefix, [self.room(c) for c in range(len(self.slots))])
 
-    def fits(self, prefix: PrefixMap, length: int, kept: int | None = None) -> bool:
-        """Say whether the tail windows of `length` (and of `kept` beside it) fit into the room there is now."""
-        return all(
-            prefix.cost(c, length) + (0 if kept is None else prefix.cost(c, kept)) <= self.room(c)
-            for c in self.layout.tails
-        )
+    def fits(self, prefix: PrefixMap, length: int, kept: int) -> bool:
+        """Say whether the tail windows of `length` and of `kept` beside it fit into the room there is now."""
+        return all(prefix.joint_cost(c, length, kept) <= self.room(c) for c in self.layout.tails)
 
     def missing_bytes(self, keys: Sequence[bytes], device_pages: int) -> int:
         """Return the most that a prefetch of this prefix could have to reserve, in bytes of slots."""
@@ -170,9 +167,19 @@ class ModelPool:
             last = index.held_once(slot)
             index.release((slot,))
             if last:
-                self._events[component].clear(slot)
-                index.drop(slot)
-                self.slots[component].give_back(slot)
+                self._free_resident(component, slot)
+
+    def drop_unheld(self, component: int, keys: Iterable[bytes]) -> None:
+        """Free those of some pages that are resident and that nobody holds."""
+        index = self.index[component]
+        for slot in map(index.find, keys):
+            if slot >= 0 and not index.is_held(slot):
+                self._free_resident(component, slot)
+
+    def _free_resident(self, component: int, slot: int) -> None:
+        self._events[component].clear(slot)
+        self.index[component].drop(slot)
+        self.slots[component].give_back(slot)
 
     def check_integrity(self) -> None:
         """Compare slots, index and loads; raise with the numbers if the law is broken. O(capacity)."""

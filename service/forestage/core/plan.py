@@ -58,7 +58,5 @@ def make_plan(prefix: PrefixMap, room: Sequence[int]) -> Plan:
     while usable > device_pages and not fits(usable):
         usable = prefix.largest_boundary(usable - 1, resident=True)
 
-    keep_usable = usable == granted or all(
-        prefix.cost(c, granted) + prefix.cost(c, usable) <= room[c] for c in layout.tails
-    )
+    keep_usable = all(prefix.joint_cost(c, granted, usable) <= room[c] for c in layout.tails)
     return Plan(prefix.requested, host, stored, restorable, granted, usable, keep_usable)

@@ -102,6 +102,14 @@ class PrefixMap:
             return sums[window.stop] - sums[window.start]
         return sums[length] - sums[self.device_pages]
 
+    def joint_cost(self, component_index: int, length: int, kept: int) -> int:
+        """Slots of a tail component that the windows of two lengths take together."""
+        window, other = self.window(component_index, length), self.window(component_index, kept)
+        sums = self._cost[component_index]
+        both = sums[window.stop] - sums[window.start] + sums[other.stop] - sums[other.start]
+        start, stop = max(window.start, other.start), min(window.stop, other.stop)
+        return both - (sums[stop] - sums[start]) if start < stop else both
+
     def costs(self, component_index: int) -> Sequence[int]:
         """Running sums of cost by length, for every_page components; subtract the one at `device_pages`."""
         return self._cost[component_index]

@@ -1,13 +1,14 @@
 """Which page is read next: jobs take turns by priority, then by the bytes they were served.
 
-Law: a load is handed out only while it is reserved and wanted. Each job's loads come in prefix order. Among
-jobs of one priority the least served goes first, and a new job starts level with the least served one, so a small
-job passes a large one after at most one batch, and neither starves.
+Law: a load is handed out only while it is reserved and wanted, and never twice at once. Each job's loads come in prefix
+order. Among jobs of one priority the least served goes first, and a new job starts level with the least served one, so
+a small job passes a large one after at most one batch, and neither starves. Pages put in front go before everything.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from forestage.core.job import Job
 from forestage.core.layout import ModelLayout
@@ -15,64 +16,112 @@ from forestage.core.loads import Load
 
 __all__ = ["ReadQueue"]
 
-_URGENT = -(1 << 62)  # before any priority
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The loads of one job; it has exactly one turn while it has loads."""
+
+    job: Job
+    served: int
+    loads: deque[Load] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    """The lines of one priority; `level` is what the least served of them was served, in bytes."""
+
+    lines: int = 0
+    level: int = 0
 
 
 class ReadQueue:
     """Loads that wait for a reader, by job. Loads that several jobs want stand in the line of each."""
 
     def __init__(self) -> None:
-        self._lines: dict[Job, deque[Load]] = {}
-        self._turns: list[tuple[int, int, int, Job]] = []
+        self._lines: dict[Job, _Line] = {}
+        self._ranks: dict[int, _Rank] = {}
+        self._front: deque[tuple[Job, Load]] = deque()
+        self._turns: list[tuple[int, int, int, _Line]] = []
         self._sequence = 0
-        self._level = 0  # bytes served to the least served job so far
 
-    def add(self, job: Job, loads: Iterable[Load], *, in_front: bool = False) -> None:
-        """Append loads to a job's line.
+    def __len__(self) -> int:
+        """Return how many loads stand in line, counting one for each job that wants it."""
+        return len(self._front) + sum(len(line.loads) for line in self._lines.values())
 
-        `in_front` is for what must not wait its turn: pages handed out before, and the last read of a job that ends.
-        """
+    def add(self, job: Job, loads: Iterable[Load]) -> None:
+        """Append loads to a job's line."""
+        loads = deque(loads)
+        if not loads:
+            return
         line = self._lines.get(job)
         if line is None:
-            line = self._lines[job] = deque()
-            self._push(job, self._level)
-        if in_front:
-            # A second turn does no harm: whoever finds the line gone skips it.
-            heapq.heappush(self._turns, (_URGENT, 0, self._sequence, job))
-            self._sequence += 1
-            line.extendleft(reversed(list(loads)))
-        else:
-            line.extend(loads)
+            rank = self._ranks.setdefault(job.request.priority, _Rank())
+            rank.lines += 1
+            line = self._lines[job] = _Line(job, rank.level)
+            self._push(line)
+        line.loads += loads
+
+    def add_in_front(self, job: Job, loads: Iterable[Load]) -> None:
+        """Put loads before everything: pages handed out before, and the last read of a job that ends."""
+        self._front.extend((job, load) for load in loads)
 
     def remove(self, job: Job) -> None:
         """Forget a job's line. Idempotent."""
-        self._lines.pop(job, None)
+        line = self._lines.pop(job, None)
+        if line is not None:
+            self._close(line)
+            if len(self._turns) > 2 * len(self._lines) + 16:
+                self._turns = [turn for turn in self._turns if self._lines.get(turn[3].job) is turn[3]]
+                heapq.heapify(self._turns)
 
     def next_batch(self, batch_bytes: int) -> tuple[ModelLayout, list[Load]] | None:
-        """Take the next loads of one job, about `batch_bytes` of slots but at least one; None if nothing waits."""
+        """Take about `batch_bytes` of slots, at least one load: what was put in front, else the next of one job.
+
+        None if nothing waits.
+        """
+        batch: dict[Load, None] = {}  # a line may name a load twice
+        taken = 0
+        layout = self._front[0][0].layout if self._front else None
+        while self._front and taken < batch_bytes and self._front[0][0].layout is layout:
+            job, load = self._front.popleft()
+            if _is_wanted(load, job) and load not in batch:
+                batch[load] = None
+                taken += job.layout.components[load.component].slot_bytes
+        if layout is not None:
+            return (layout, list(batch)) if batch else self.next_batch(batch_bytes)
         while self._turns:
-            _, served, _, job = heapq.heappop(self._turns)
-            line = self._lines.get(job)
-            if line is None:
-                continue
-            self._level = max(self._level, served)
-            batch: list[Load] = []
-            taken = 0
-            components = job.layout.components
-            while line and taken < batch_bytes:
-                load = line.popleft()
-                # Handed out in another job's turn, or not wanted any more.
-                if not load.filling and job in load.subscribers:
-                    batch.append(load)
-                    taken += components[load.component].slot_bytes
-            if line:
-                self._push(job, served + taken)
+            _, served, _, line = heapq.heappop(self._turns)
+            job = line.job
+            if self._lines.get(job) is not line:
+                continue  # it has left
+            rank = self._ranks[job.request.priority]
+            rank.level = max(rank.level, served)
+            while line.loads and taken < batch_bytes:
+                load = line.loads.popleft()
+                if _is_wanted(load, job) and load not in batch:
+                    batch[load] = None
+                    taken += job.layout.components[load.component].slot_bytes
+            if line.loads:
+                line.served += taken
+                self._push(line)
             else:
                 del self._lines[job]
+                self._close(line)
             if batch:
-                return job.layout, batch
+                return job.layout, list(batch)
         return None
 
-    def _push(self, job: Job, served: int) -> None:
-        heapq.heappush(self._turns, (-job.request.priority, served, self._sequence, job))
+    def _push(self, line: _Line) -> None:
+        heapq.heappush(self._turns, (-line.job.request.priority, line.served, self._sequence, line))
         self._sequence += 1
+
+    def _close(self, line: _Line) -> None:
+        priority = line.job.request.priority
+        self._ranks[priority].lines -= 1
+        if not self._ranks[priority].lines:
+            del self._ranks[priority]
+
+
+def _is_wanted(load: Load, job: Job) -> bool:
+    """Say whether a load is still to be read: not handed out in another job's turn, and not left meanwhile."""
+    return not load.filling and job in load.subscribers

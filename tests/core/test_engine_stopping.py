@@ -1,0 +1,576 @@
+"""Every way to end a job early, at every moment: what is ready is kept, everything else comes back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from forestage.core.engine import EngineSettings
+from forestage.core.errors import StoppingError
+from forestage.core.job import Job, JobState, Outcome, Reason
+from support.engine_driver import EngineDriver, chain, kv_model
+
+KEYS = chain("a", 8)
+SETTLE = 0.02
+
+
+def _kv_driver(slots: int = 8, **settings: float) -> EngineDriver:
+    driver = EngineDriver(kv_model(), [slots], EngineSettings(1 << 40, settle_s=SETTLE, **settings))  # type: ignore[arg-type]
+    driver.store(KEYS)
+    return driver
+
+
+def _hybrid_driver(states: list[int], tail_slots: int, *, kv_slots: int = 8, window: int = 1) -> EngineDriver:
+    driver = EngineDriver(kv_model(windows=[window]), [kv_slots, tail_slots], EngineSettings(1 << 40, settle_s=SETTLE))
+    driver.store(KEYS)
+    driver.stored.update((1, KEYS[page]) for state in states for page in range(max(0, state - window), state))
+    return driver
+
+
+# ---- S1: abort in every phase
+
+
+def _queued(driver: EngineDriver) -> Job:
+    driver.submit(chain("busy", 1), "busy")
+    return driver.submit(KEYS)
+
+
+def _probing(driver: EngineDriver) -> Job:
+    return driver.submit(KEYS)
+
+
+def _reserved(driver: EngineDriver) -> Job:
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    return job
+
+
+def _three_of_eight(driver: EngineDriver) -> Job:
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    for key in KEYS[:3]:
+        driver.end_read(driver.flight(key))
+    return job
+
+
+def _out_of_order(driver: EngineDriver) -> Job:
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    for key in (KEYS[7], KEYS[0], KEYS[4]):
+        driver.end_read(driver.flight(key))
+    return job
+
+
+def _last_in_flight(driver: EngineDriver) -> Job:
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    for key in KEYS[:7]:
+        driver.end_read(driver.flight(key))
+    return job
+
+
+def _done(driver: EngineDriver) -> Job:
+    job = driver.submit(KEYS)
+    driver.run()
+    return job
+
+
+def _truncated(driver: EngineDriver) -> Job:
+    driver.release(driver.prefetch(chain("old", 8)))
+    driver.prefetch(chain("held", 3))
+    return _reserved(driver)
+
+
+def _after_a_storage_error(driver: EngineDriver) -> Job:
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    driver.end_read_as(driver.flight(KEYS[5]), Reason.STORAGE_ERROR)
+    return job
+
+
+def _stalled(driver: EngineDriver) -> Job:
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    driver.stall_read(driver.flight(KEYS[5]))
+    return job
+
+
+PHASES: dict[Callable[[EngineDriver], Job], int] = {
+    _queued: 0,
+    _probing: 0,
+    _reserved: 0,
+    _three_of_eight: 3,
+    _out_of_order: 1,
+    _last_in_flight: 7,
+    _truncated: 0,
+    _after_a_storage_error: 0,
+    _stalled: 0,
+    _done: 8,
+}
+
+EXITS: dict[str, Callable[[EngineDriver, Job], None]] = {
+    "delete": lambda driver, job: driver.engine.forget(job.request.request_id, driver.now),
+    "client gone": lambda driver, job: driver.engine.stop(job, Reason.CANCELLED, driver.now),
+    "finish": lambda driver, job: driver.engine.stop(job, Reason.FINISHED, driver.now),
+    "deadline": lambda driver, job: driver.advance(0.5),
+    "shutdown": lambda driver, job: driver.engine.stop_all(driver.now),
+}
+
+
+@pytest.mark.parametrize("leave", EXITS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_exit_in_every_phase_gives_everything_back(phase: Callable[[EngineDriver], Job], leave: str) -> None:
+    driver = _kv_driver()
+    driver.settings = EngineSettings(1 << 40)
+    if phase is _queued:
+        driver.engine.admission.budget_bytes = 1
+    for keys in (chain("old", 8), chain("held", 3), chain("busy", 1)):
+        driver.store(keys)
+    submit = driver.engine.submit
+    job = phase(driver) if leave != "deadline" else _with_deadline(driver, phase)
+    assert driver.engine.submit == submit
+    EXITS[leave](driver, job)
+    assert job.done
+    driver.check()
+    if phase is not _done:
+        assert job.ready == PHASES[phase]
+        reason = {"delete": "cancelled", "client gone": "cancelled", "finish": "finished"}.get(leave, leave)
+        assert job.shortfall[Reason(reason)] == (job.granted or 8) - job.ready
+        assert (job.outcome is Outcome.CANCELLED) == (reason == "cancelled")
+        assert (job.lease is None) == (reason == "cancelled" or job.ready == 0)
+    final = (job.lengths(), dict(job.shortfall), job.outcome)
+    EXITS[leave](driver, job)
+    driver.run()
+    for load in tuple(driver.stalled):
+        driver.end_read_as(load, None)
+    for other in tuple(driver.engine.live):
+        driver.engine.stop(other, Reason.CANCELLED, driver.now)
+    driver.run()
+    assert (job.lengths(), job.shortfall, job.outcome) == final
+    driver.advance(600.0)
+    driver.check_idle()
+    driver.engine.stopping = False
+    driver.store(chain("next", 8))
+    again = driver.prefetch(chain("next", 8))
+    assert (again.outcome, again.ready) == (Outcome.COMPLETE, 8)
+
+
+def _with_deadline(driver: EngineDriver, phase: Callable[[EngineDriver], Job]) -> Job:
+    """Run a phase with a deadline on the job itself."""
+    plain = driver.submit
+
+    def submit(keys: list[bytes], request_id: str = "", **options: int) -> Job:
+        return plain(keys, request_id, **options, **({"deadline_ms": 400} if keys == KEYS else {}))
+
+    driver.submit = submit  # type: ignore[method-assign, assignment]
+    return phase(driver)
+
+
+def test_deleting_twice_or_something_unknown_changes_nothing() -> None:
+    driver = _kv_driver()
+    job = driver.prefetch(KEYS, lease_ms=1000)
+    driver.engine.forget("never seen", driver.now)
+    assert driver.shown(job) == [KEYS]
+    driver.engine.forget(job.request.request_id, driver.now)
+    driver.engine.forget(job.request.request_id, driver.now)
+    driver.advance(600.0)
+    driver.check_idle()
+    assert driver.engine.leases.expired == 0
+
+
+def test_an_id_can_be_used_again_after_it_was_deleted() -> None:
+    driver = _kv_driver()
+    first = driver.submit(KEYS, "same", deadline_ms=100)
+    driver.engine.forget("same", driver.now)
+    second = driver.submit(KEYS, "same")
+    assert second is not first
+    driver.advance(59.0)  # neither the deadline nor the forgetting of the first one concerns the second
+    driver.run()
+    assert (second.outcome, driver.engine.jobs["same"]) == (Outcome.COMPLETE, second)
+    driver.advance(59.0)
+    assert driver.engine.jobs["same"] is second
+    driver.advance(1.0)
+    assert driver.engine.jobs == {}
+
+
+def test_finishing_a_job_that_is_done_changes_nothing() -> None:
+    driver = _kv_driver()
+    job = driver.prefetch(KEYS)
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.engine.stop(job, Reason.CANCELLED, driver.now)
+    assert (job.outcome, job.shortfall, driver.shown(job)) == (Outcome.COMPLETE, {}, [KEYS])
+
+
+def test_a_cancelled_job_keeps_its_last_ready_and_hands_out_nothing() -> None:
+    driver = _kv_driver()
+    job = _three_of_eight(driver)
+    driver.engine.stop(job, Reason.CANCELLED, driver.now)
+    assert (job.ready, job.outcome, job.lease) == (3, Outcome.CANCELLED, None)
+    assert job.shortfall == {Reason.CANCELLED: 5}
+    driver.run()
+    assert driver.resident() == set(KEYS[:3])
+    assert driver.pool.index[0].evictable == 3
+
+
+def test_pages_behind_the_cut_go_back_at_once() -> None:
+    driver = _kv_driver()
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    for key in (KEYS[6], KEYS[7]):
+        driver.end_read(driver.flight(key))
+    assert driver.resident() == {KEYS[6], KEYS[7]}
+    driver.end_read_as(driver.flight(KEYS[5]), Reason.VANISHED)
+    assert not job.done  # the pages before are still on their way
+    assert driver.resident() == set()
+    assert driver.pool.slots[0].free == 3
+    driver.run()
+    assert (job.ready, job.shortfall) == (5, {Reason.VANISHED: 3})
+
+
+def test_a_lower_gap_moves_the_cut_and_its_reason() -> None:
+    driver = _kv_driver()
+    job = _reserved(driver)
+    driver.begin_all_reads()
+    driver.end_read_as(driver.flight(KEYS[6]), Reason.VANISHED)
+    driver.end_read_as(driver.flight(KEYS[2]), Reason.CORRUPT)
+    driver.run()
+    assert (job.ready, job.shortfall) == (2, {Reason.CORRUPT: 6})
+
+
+def test_stopping_refuses_new_jobs_but_knows_the_old_ones() -> None:
+    driver = _kv_driver()
+    job = driver.submit(KEYS, "known")
+    driver.engine.stop_all(driver.now)
+    assert driver.submit(KEYS, "known") is job
+    with pytest.raises(StoppingError):
+        driver.submit(KEYS, "new")
+    with pytest.raises(StoppingError):
+        driver.engine.take_lease("m", KEYS, 0, 1.0, driver.now)
+    assert (job.done, job.shortfall) == (True, {Reason.SHUTDOWN: 8})
+
+
+# ---- S4: one deadline over everything
+
+
+@pytest.mark.parametrize("deadline_ms", [1, 2, 500, 60_000])
+@pytest.mark.parametrize("phase", [_queued, _probing, _reserved, _three_of_eight, _last_in_flight])
+def test_a_job_ends_at_its_deadline_with_what_is_ready(phase: Callable[[EngineDriver], Job], deadline_ms: int) -> None:
+    driver = _kv_driver()
+    driver.store(chain("busy", 1))
+    if phase is _queued:
+        driver.engine.admission.budget_bytes = 1
+    plain = driver.submit
+    driver.submit = lambda keys, request_id="", **options: plain(  # type: ignore[method-assign]
+        keys, request_id, **options, **({"deadline_ms": deadline_ms} if keys == KEYS else {})
+    )
+    job = phase(driver)
+    driver.advance(deadline_ms / 1e3 - 0.0005)
+    assert not job.done
+    driver.advance(0.0005)
+    assert (job.done, job.ready) == (True, PHASES[phase])
+    assert job.shortfall == {Reason.DEADLINE: 8 - PHASES[phase]}
+
+
+def test_a_page_that_never_answers_gives_what_came_before_it() -> None:
+    driver = _kv_driver()
+    job = driver.submit(KEYS, deadline_ms=500)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for load in tuple(driver.in_flight):
+        if load.key != KEYS[5]:
+            driver.end_read(load)
+    driver.advance(0.5)
+    assert (job.ready, job.shortfall) == (5, {Reason.DEADLINE: 3})
+    assert driver.shown(job) == [KEYS[:5]]
+    assert driver.resident() == set(KEYS[:5])
+    driver.end_read(driver.in_flight[0])
+    assert driver.pool.slots[0].free == 3
+
+
+def test_a_tail_state_that_hangs_behind_all_pages_leaves_the_boundary_before() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS, deadline_ms=500)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    assert (job.contiguous, job.ready) == (8, 0)
+    driver.advance(0.5 - SETTLE)
+    assert not job.done
+    assert driver.begin_reads()  # the state of the lower boundary
+    driver.end_read(driver.flight(KEYS[3], 1))
+    assert not job.done  # the better one may still come
+    driver.advance(SETTLE)
+    assert (job.done, job.ready, job.shortfall) == (True, 4, {Reason.DEADLINE: 4})
+    assert driver.shown(job) == [KEYS[:4], KEYS[3:4]]
+    driver.end_read(driver.in_flight[0])
+    assert driver.pool.slots[1].free == 1
+
+
+def test_a_tail_state_that_comes_while_settling_ends_the_job_whatever_else_was_asked_for() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.begin_all_reads()
+    driver.end_read(driver.flight(KEYS[7], 1))
+    assert (job.done, job.ready, job.outcome, job.shortfall) == (True, 8, Outcome.COMPLETE, {})
+    assert [load.key for load in driver.in_flight] == [KEYS[3]]
+
+
+def test_a_deadline_ends_the_settling_too() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS, deadline_ms=500)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS[:6]:
+        driver.end_read(driver.flight(key))
+    driver.advance(0.5 - SETTLE)
+    assert (job.done, job.state) == (False, JobState.LOADING)
+    driver.advance(SETTLE)
+    assert (job.done, job.ready, job.shortfall) == (True, 0, {Reason.DEADLINE: 8})
+
+
+@pytest.mark.parametrize("deadline_ms", [1, 10, 20, 30])
+def test_settling_after_a_gap_ends_at_the_deadline_however_short_it_is(deadline_ms: int) -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS, deadline_ms=deadline_ms)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS[:6]:
+        driver.end_read(driver.flight(key))
+    driver.advance(deadline_ms / 1e3 * 0.45)
+    driver.end_read_as(driver.flight(KEYS[6]), Reason.VANISHED)
+    assert job.state is JobState.LOADING  # the state at 4 is on its way
+    driver.advance(deadline_ms / 1e3 * 0.55)
+    assert job.done
+    assert driver.now <= (job.deadline or 0.0)
+
+
+# ---- settling
+
+
+@pytest.mark.parametrize("stop", ["gap", "finish"])
+@pytest.mark.parametrize("tail_slots", [1, 2])
+@pytest.mark.parametrize("tail_begun", [False, True])
+def test_a_job_cut_short_settles_at_the_boundary_below(stop: str, tail_slots: int, tail_begun: bool) -> None:
+    """Even if the pool has one tail slot, and a read that the job gave up is still going on in it."""
+    driver = _hybrid_driver([4, 8], tail_slots)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    while (9 if tail_begun else 7) > len(driver.in_flight):
+        driver.begin_reads()
+    for key in KEYS[:6]:
+        driver.end_read(driver.flight(key))
+    if stop == "gap":
+        driver.end_read_as(driver.flight(KEYS[6]), Reason.VANISHED)
+    else:
+        driver.engine.stop(job, Reason.FINISHED, driver.now)
+    assert not job.done
+    driver.run()
+    assert (job.done, job.ready, job.outcome) == (True, 4, Outcome.PARTIAL)
+    assert job.shortfall == {Reason.VANISHED if stop == "gap" else Reason.FINISHED: 4}
+    assert driver.shown(job) == [KEYS[:4], KEYS[3:4]]
+    assert driver.resident() == set(KEYS[:6])  # loaded, and good for the next one
+
+
+def test_waiting_for_an_own_slot_ends_with_the_settling() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=1)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    assert not job.done
+    driver.check()
+    driver.advance(SETTLE)
+    assert (job.done, job.ready) == (True, 0)
+    driver.end_read(driver.in_flight[0])
+    driver.check()
+    assert driver.pool.slots[1].free == 1
+
+
+def test_a_given_up_state_that_stalls_ends_the_waiting() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=1)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.stall_read(driver.in_flight[0])
+    assert (job.done, job.ready) == (True, 0)
+    driver.check()
+
+
+def test_a_given_up_state_that_somebody_else_took_over_ends_the_waiting() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=1)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    other = driver.submit(KEYS)
+    driver.answer_probes()
+    assert (other.state, other.granted) == (JobState.LOADING, 8)
+    driver.run()
+    assert (job.done, other.ready) == (True, 8)
+
+
+def test_settling_ends_after_its_time() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS[:6]:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.begin_all_reads()
+    driver.advance(SETTLE / 2)
+    driver.engine.stop(job, Reason.FINISHED, driver.now)  # once more: no more time
+    assert not job.done
+    driver.advance(SETTLE / 2)
+    assert (job.done, job.ready) == (True, 0)
+    assert driver.resident() == set(KEYS[:6])
+
+
+def test_the_last_read_of_a_settling_job_does_not_wait_its_turn() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=4, kv_slots=32)
+    job = driver.submit(KEYS, priority=-5)
+    driver.answer_probes()
+    for _ in range(6):
+        driver.begin_reads()
+        driver.end_read(driver.in_flight[0])
+    driver.store(chain("other", 20), [(1, [20])])
+    driver.submit(chain("other", 20), priority=5)
+    driver.answer_probes()
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.begin_reads()
+    assert driver.reads[-1] == (1, KEYS[3])
+
+
+def test_a_gap_does_not_put_a_job_before_the_others() -> None:
+    """Only the last read of a settling job goes first, not all that it still waits for."""
+    driver = _hybrid_driver([8], tail_slots=4, kv_slots=64)
+    long = chain("long", 40)
+    driver.store(long, [(1, [30, 40])])
+    job = driver.submit(long)
+    driver.answer_probes()
+    driver.begin_reads()
+    other = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.engine.read_ended("m", driver.in_flight.pop(), None, driver.now)
+    driver.begin_reads()
+    state = next(load for load in job.pending[1].values())
+    driver.pool.begin(state)  # out of order, as if several batches were in flight
+    driver.in_flight.append(state)
+    driver.end_read_as(state, Reason.VANISHED)
+    driver.reads.clear()
+    for _ in range(10):
+        driver.begin_reads()
+    assert {driver.reads[number][1] in KEYS for number in range(10)} == {True, False}
+    driver.run()
+    assert (job.ready, other.ready) == (30, 8)
+
+
+def test_one_load_is_not_handed_out_twice_after_two_cuts() -> None:
+    driver = EngineDriver(kv_model(windows=[1]), [5, 1])
+    keys = chain("a", 3)
+    driver.store(keys)
+    driver.stored.update((1, key) for key in keys)
+    one, two = driver.submit(keys), driver.submit(keys)
+    driver.answer_probes()
+    for _ in range(4):
+        driver.begin_reads()
+    driver.end_read_as(driver.flight(keys[1]), Reason.VANISHED)
+    driver.run()
+    assert (one.ready, two.ready) == (1, 1)
+
+
+def test_a_state_that_fails_leaves_the_boundary_below() -> None:
+    driver = _hybrid_driver([2, 5, 8], tail_slots=1)
+    driver.failing = {(1, KEYS[7]): Reason.CORRUPT, (1, KEYS[4]): Reason.VANISHED}
+    job = driver.prefetch(KEYS)
+    assert (job.ready, job.granted, job.shortfall) == (2, 8, {Reason.CORRUPT: 6})
+    assert driver.shown(job) == [KEYS[:2], KEYS[1:2]]
+
+
+def test_no_boundary_below_leaves_nothing_but_loaded_pages() -> None:
+    driver = _hybrid_driver([8], tail_slots=2)
+    driver.failing[1, KEYS[7]] = Reason.STORAGE_ERROR
+    job = driver.prefetch(KEYS)
+    assert (job.ready, job.outcome, job.shortfall) == (0, Outcome.MISS, {Reason.STORAGE_ERROR: 8})
+    assert driver.resident() == set(KEYS)
+
+
+def test_what_was_usable_stays_usable_whatever_fails() -> None:
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    driver.release(driver.prefetch(KEYS[:4]))
+    driver.failing[0, KEYS[5]] = Reason.CORRUPT
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    assert job.ready == 4
+    driver.stored = {place for place in driver.stored if place[0] == 0}  # no other way back
+    driver.run()
+    assert (job.ready, job.shortfall) == (4, {Reason.CORRUPT: 4})
+
+
+def test_what_was_usable_is_kept_beside_a_window_that_overlaps_it() -> None:
+    """Three windows of three fit into four slots when they share two of them."""
+    driver = _hybrid_driver([4, 5], tail_slots=4, window=3)
+    driver.release(driver.prefetch(KEYS[:4]))
+    driver.failing[0, KEYS[4]] = Reason.VANISHED
+    job = driver.submit(KEYS[:5])
+    driver.answer_probes()
+    assert (job.granted, job.ready) == (5, 4)
+    driver.run()
+    assert driver.shown(job) == [KEYS[:4], KEYS[1:4]]
+
+
+def test_a_tail_state_behind_a_cut_does_not_stay() -> None:
+    """It came before its page failed to; without that page nothing leads to it."""
+    driver = EngineDriver(kv_model(windows=[1, 1]), [4, 1, 1])
+    keys = chain("a", 3)
+    driver.store(keys, [(1, [3]), (2, [3])])
+    job = driver.submit(keys)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for load in (driver.flight(keys[0]), driver.flight(keys[1]), driver.flight(keys[2], 1)):
+        driver.end_read(load)
+    driver.end_read_as(driver.flight(keys[2], 2), Reason.VANISHED)
+    driver.run()
+    assert (job.ready, job.contiguous) == (0, 2)
+    assert driver.resident(1) == driver.resident(2) == set()
+
+
+def test_a_job_that_aims_higher_again_takes_no_slots_it_does_not_have() -> None:
+    """Cut twice, with more room for tail states the second time than the first: the pages in between are gone."""
+    driver = EngineDriver(kv_model(windows=[1]), [10, 2], EngineSettings(1 << 40, settle_s=SETTLE))
+    keys, foreign = chain("a", 10), chain("x", 1)
+    driver.store(keys, [(1, [4, 8, 10])])
+    driver.store(foreign, [(1, [1])])
+    leader = driver.submit(keys[:4])
+    driver.answer_probes()
+    driver.begin_all_reads()  # holds one tail slot, for the state at 4
+    job = driver.submit(keys)
+    driver.answer_probes()
+    assert job.granted == 10
+    while len(driver.in_flight) < 12:
+        driver.begin_reads()
+    for key in keys[4:9]:
+        driver.end_read(driver.flight(key))
+    driver.end_read_as(driver.flight(keys[9]), Reason.VANISHED)
+    assert (job.contiguous, job.done) == (0, False)
+    stolen = driver.submit(chain("thief", 6))
+    driver.store(chain("thief", 6))
+    driver.answer_probes()
+    driver.check()
+    driver.end_read(driver.flight(keys[9], 1))  # its slot is free now
+    driver.end_read_as(driver.flight(keys[3], 1), Reason.VANISHED)
+    driver.check()
+    driver.run()
+    assert (leader.done, job.done, stolen.done) == (True, True, True)
