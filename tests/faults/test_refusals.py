@@ -4,11 +4,13 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from api.error_tables import is_line, table
 from support.configs import write_config
 from support.running import running, start_refused
 
@@ -63,92 +65,113 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(path) in _lines(errors)[0]
 
 
-def test_a_port_in_use(tmp_path: Path) -> None:
+Configured = Iterator[Path]
+
+
+@contextmanager
+def _port_in_use(folder: Path) -> Configured:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, errors = start_refused(write_config(tmp_path, server=f"port = {port}"))
-    (line,) = _lines(errors)
-    assert code == 2
-    assert line == f"forestage: server.port: cannot listen on 127.0.0.1:{port} (Address already in use)"
-    assert not (tmp_path / "pool").exists()
+        yield write_config(folder, server=f"port = {taken.getsockname()[1]}")
 
 
-def test_a_host_that_is_not_ours(tmp_path: Path) -> None:
-    code, errors = start_refused(write_config(tmp_path, server='host = "192.0.2.1"\nport = 0'))
-    (line,) = _lines(errors)
-    assert (code, line.startswith("forestage: server.host: ")) == (2, True)
+@contextmanager
+def _foreign_address(folder: Path) -> Configured:
+    yield write_config(folder, server='host = "192.0.2.1"\nport = 0')
 
 
-def test_a_unix_socket_that_is_in_the_way(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    path.write_text("a file of somebody")
-    config = write_config(tmp_path, server=f'port = 0\nuds = "{path}"')
-    code, errors = start_refused(config)
-    assert (code, _lines(errors)) == (2, [f"forestage: server.uds: {path} exists and is no socket"])
-    assert path.read_text() == "a file of somebody"
-    path.unlink()
+@contextmanager
+def _file_at_socket(folder: Path) -> Configured:
+    (folder / "s").write_text("a file of somebody")
+    yield write_config(folder, server=f'port = 0\nuds = "{folder}/s"')
+    assert (folder / "s").read_text() == "a file of somebody"
+
+
+@contextmanager
+def _socket_in_use(folder: Path) -> Configured:
     with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
+        other.bind(str(folder / "s"))
         other.listen()
-        code, errors = start_refused(config)
-        assert (code, _lines(errors)) == (2, [f"forestage: server.uds: another service listens on {path}"])
-    with running(config) as service:  # a dead one is replaced
-        assert service.stop() == 0
+        yield write_config(folder, server=f'port = 0\nuds = "{folder}/s"')
 
 
-def test_a_second_owner(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
-    with running(config) as service:
-        status = (tmp_path / "pool").stat()
+@contextmanager
+def _pool_in_use(folder: Path) -> Configured:
+    config = write_config(folder)
+    with running(config) as owner:
+        status = (folder / "pool").stat()
         assert status.st_blocks * 512 >= status.st_size > 64 * 4096  # all of it is there
-        code, errors = start_refused(config)
-        (line,) = _lines(errors)
-        assert code == 2
-        assert line == f"forestage: pool.path: {tmp_path}/pool is in use by another running service"
-        assert service.stop() == 0  # which the refused one has not disturbed
+        yield config
+        assert owner.stop() == 0  # which the refused one has not disturbed
 
 
-@pytest.fixture
-def small_mount(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    mount = tmp_path / "small"
+@contextmanager
+def _small_mount(folder: Path) -> Configured:
+    mount = folder / "small"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", mount], check=True)
+    try:
+        config = write_config(folder, slots=512)
+        config.write_text(config.read_text().replace(f'path = "{folder}/pool"', f'path = "{mount}/pool"'))
+        yield config
+        assert list(mount.iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
 
 
-def test_a_pool_twice_its_mount(tmp_path: Path, small_mount: Path) -> None:
-    config = write_config(tmp_path, slots=512)
-    config.write_text(config.read_text().replace(f'path = "{tmp_path}/pool"', f'path = "{small_mount}/pool"'))
-    began = time.monotonic()
-    code, errors = start_refused(config)
-    assert time.monotonic() - began < 5
-    (line,) = _lines(errors)
-    assert code == 2
-    for word in ("pool.bytes", "need 2.1 MiB", "have 1.0 MiB", str(small_mount)):
-        assert word in line, line
-    assert list(small_mount.iterdir()) == []
+@contextmanager
+def _no_place_for_pool(folder: Path) -> Configured:
+    config = write_config(folder)
+    config.write_text(config.read_text().replace(f'path = "{folder}/pool"', 'path = "/proc/forestage/pool"'))
+    yield config
 
 
-def test_an_impossible_pool(tmp_path: Path) -> None:
+@contextmanager
+def _no_place_for_l3(folder: Path) -> Configured:
+    (folder / "file").write_text("")
+    sections = {"storage.file": f'root = "{folder}/file/l3"'}
+    yield write_config(folder, **sections)  # type: ignore[arg-type]
+
+
+SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[Path]]] = {
+    "port in use": _port_in_use,
+    "address of another machine": _foreign_address,
+    "a file where the unix socket should be": _file_at_socket,
+    "unix socket in use": _socket_in_use,
+    "pool in use": _pool_in_use,
+    "pool larger than its mount": _small_mount,
+    "no place for the pool": _no_place_for_pool,
+    "no place for L3": _no_place_for_l3,
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_situation(tmp_path: Path, situation: str) -> None:
+    if situation == "pool larger than its mount" and os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    documented = {situation: line for situation, line, *_ in table("Refused starts")}
+    assert set(documented) == set(SITUATIONS)
+    with SITUATIONS[situation](tmp_path) as config:
+        began = time.monotonic()
+        code, errors = start_refused(config)
+        assert time.monotonic() - began < 5
+        (line,) = _lines(errors)
+        assert code == 2
+        assert is_line(line, f"forestage: {documented[situation]}"), line
+        assert "Traceback" not in errors
+    if situation not in ("pool in use", "no place for L3"):
+        assert not (tmp_path / "pool").exists()
+
+
+def test_a_dead_unix_socket_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "s"))
+    with running(write_config(tmp_path, server=f'port = 0\nuds = "{tmp_path}/s"')) as service:
+        assert service.stop() == 0
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_pool_that_is_too_small_for_its_slots(tmp_path: Path) -> None:
     config = write_config(tmp_path, slots=100_000, pool_bytes="8MiB")
     code, errors = start_refused(config)
     (line,) = _lines(errors)
     assert (code, line.startswith("forestage: pool.bytes: ")) == (2, True)
-    config = write_config(tmp_path)
-    config.write_text(config.read_text().replace(f'path = "{tmp_path}/pool"', 'path = "/proc/forestage/pool"'))
-    code, errors = start_refused(config)
-    (line,) = _lines(errors)
-    assert (code, line.startswith("forestage: pool.path: ")) == (2, True)
-
-
-def test_a_storage_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    config = write_config(tmp_path, **{"storage.file": f'root = "{tmp_path}/file/l3"'})  # type: ignore[arg-type]
-    code, errors = start_refused(config)
-    (line,) = _lines(errors)
-    assert (code, line.startswith("forestage: storage.file.root: cannot make ")) == (2, True)
-    assert "Traceback" not in errors

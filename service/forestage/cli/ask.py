@@ -53,6 +53,8 @@ def _with_client(arguments: argparse.Namespace, command: Callable[[Client, argpa
     except ForestageError as error:
         print(f"forestage: {error}", file=sys.stderr)
         return Exit.FAILED
+    except BrokenPipeError:
+        raise  # about our own output: `main` knows what to do
     except (_UsageError, OSError, ValueError) as error:
         print(f"forestage: {error}", file=sys.stderr)
         return Exit.USAGE
