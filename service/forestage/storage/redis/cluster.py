@@ -54,6 +54,7 @@ class Cluster(Directory):
         self._breakers: dict[Node, Breaker] = {}
         self._slots: list[Node | None] = [None] * NUM_SLOTS
         self._is_known = False
+        self._failure = ""
         self._looked_at = -_LOOK_AGAIN_S
         self._lookers = Threads("redis-slots", 1)
         self._looking: Job[Sequence[SlotRange]] | None = None
@@ -62,7 +63,7 @@ class Cluster(Directory):
         if not self._is_known:
             await self._look()
             if not self._is_known:
-                raise StorageUnavailableError("no node of the cluster says who has which slots")
+                raise StorageUnavailableError(self._failure)
         elif self._clock() - self._looked_at > _LOOK_AGAIN_S and not self._all_well():
             self._begin_look()
 
@@ -147,8 +148,10 @@ class Cluster(Directory):
 
     def _looked(self, job: "Job[Sequence[SlotRange]]") -> None:
         self._looking = None
-        if isinstance(job.result, Sequence) and job.result:
+        if isinstance(job.result, Sequence):
             self._take_in(job.result)
+        else:
+            self._failure = str(job.result)
 
     def _ask_around(self, candidates: Sequence[Address]) -> Sequence[SlotRange]:
         failure: LinkError | None = None
