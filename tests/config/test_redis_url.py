@@ -26,6 +26,13 @@ GOOD = {
     "redis://cache?password=hunter2&db=1": "redis://cache?password=****&db=1",
     "redis://cache?p%61ssword=hunter2": "redis://cache?p%61ssword=****",
     "rediss://cache?ssl_password=hunter2": "rediss://cache?ssl_password=****",
+    "redis+cluster://a,b": "redis+cluster://a,b",
+    "redis+cluster://a:7000,[::1]:7001/": "redis+cluster://a:7000,[::1]:7001/",
+    "rediss+cluster://reader:hunter2@a:7000,b/0?ssl_ca_certs=/ca": "rediss+cluster://reader:****@a:7000,b/0?ssl_ca_certs=/ca",
+    "redis+sentinel://a,b:26380/pages": "redis+sentinel://a,b:26380/pages",
+    "rediss+sentinel://:hunter2@a/pages/3?sentinel_password=hunter2": (
+        "rediss+sentinel://:****@a/pages/3?sentinel_password=****"
+    ),
 }
 
 BAD = [
@@ -55,6 +62,33 @@ BAD = [
     "unix:///",
     "unix:/run/hunter2.sock",
     "unix://run/hunter2.sock",
+    "unix://a,b/hunter2.sock",
+    "redis://a,hunter2",
+    "redis://a:1,b:2/hunter2",
+    "redis+tcp://hunter2",
+    "unix+cluster:///hunter2",
+    "+cluster://hunter2",
+    "redis+cluster://a,:hunter2",
+    "redis+cluster://a,,hunter2",
+    "redis+cluster://a/1?hunter2",
+    "redis+cluster://a?db=1",
+    "redis+cluster://[::1,hunter2",
+    "redis+sentinel://hunter2",
+    "redis+sentinel://a/?hunter2",
+    "redis+sentinel://a/pages/hunter2",
+    "redis+sentinel://a/pa%20ges/0?hunter2",
+    "redis+sentinel://:****@a/pages",
+    "redis://[hunter2@cache",
+    "redis://hunter2]@cache",
+    "redis://cache?ssl_ca_certs=hunter2",
+    "redis://cache?sentinel_password=hunter2",
+    "redis://cache?hunter2=1",
+    "redis://cache?db=hunter2",
+    "redis://cache?db=",
+    "rediss://cache?ssl_cert_reqs=hunter2",
+    "rediss://cache?ssl_check_hostname=hunter2",
+    "rediss://cache?ssl_ca_certs=",
+    "redis://cache?socket_timeout=1",
 ]
 
 

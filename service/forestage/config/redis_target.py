@@ -127,7 +127,7 @@ def _address(text: str, default_port: int) -> tuple[str, int]:
     port = int(host[3] or default_port) if host else 0
     if host is None or not 1 <= port <= 65535:
         raise ValueError(_NO_HOST)
-    return host[1] or host[2], port
+    return unquote(host[1] or host[2]), port
 
 
 def _query_options(query: str, topology: RedisTopology, *, tls: bool) -> dict[str, Any]:
