@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 __all__ = [
-    "CONTENT_OFFSET",
     "ENTRY",
     "ENTRY_BYTES",
     "GENERATION",
     "HEADER_BYTES",
     "RESIDENT",
+    "START",
+    "START_OFFSET",
     "STATE_NAMES",
     "PoolFormatError",
     "PoolHeader",
@@ -23,20 +24,24 @@ __all__ = [
 ]
 
 _MAGIC = b"FRSTPOOL"
-_VERSION = 1
+_VERSION = 2
 HEADER_BYTES = 4096
 _RECORD_BYTES = 256
 ENTRY_BYTES = 128
 
-# magic, version, header size, instance, generation, file size, regions, record size, entry size, checksum, state
-_HEADER = struct.Struct("<8sII16sQQIIIII")
-_CHECKED_BYTES = 60
+# magic, version, header size, file size, regions, record size, entry size, (NUMA node, inode, boot,) checksum
+_HEADER = struct.Struct("<8sIIQIII4x8x16xI")
+_CHECKED_BYTES = 64
+# generation, instance, generation again
+START = struct.Struct("<Q16sQ")
+START_OFFSET = 128
+_STATE = struct.Struct("<I")
+_STATE_OFFSET = 160
 _RECORD = struct.Struct("<128s32s32sQQQQQQIIB3xI")
 
-# generation, state, key_len, flags, page index, length, recency, key
-ENTRY = struct.Struct("<QBBHIQQ64s")
+# generation, state, key_len, flags, checksum, length, page index, key
+ENTRY = struct.Struct("<QBBHIQI4x64s")
 GENERATION = struct.Struct("<Q")
-CONTENT_OFFSET = 8
 
 _PAGE = 4096
 _STARTING = 1
@@ -78,7 +83,7 @@ class RegionInfo:
 
 @dataclass(frozen=True, slots=True)
 class PoolHeader:
-    """What the header says: `instance` is 32 hex digits, new at every start of the service, as is `generation`."""
+    """What the header says. `instance` (32 hex digits) and `generation` are new at every start of the service."""
 
     instance: str
     generation: int
@@ -93,7 +98,7 @@ def head_bytes(head: bytes) -> int:
     if len(head) < HEADER_BYTES:
         raise PoolFormatError("the header is cut short")
     fields = _HEADER.unpack_from(head)
-    version, header_bytes, regions, record_bytes, entry_bytes = fields[1], fields[2], *fields[6:9]
+    _, version, header_bytes, _, regions, record_bytes, entry_bytes, _ = fields
     if version != _VERSION:
         raise PoolFormatError(f"pool format version {version}, this client reads {_VERSION}")
     if (header_bytes, record_bytes, entry_bytes) != (HEADER_BYTES, _RECORD_BYTES, ENTRY_BYTES):
@@ -106,10 +111,11 @@ def read_head(head: bytes) -> PoolHeader:
     end = head_bytes(head)
     if len(head) < end:
         raise PoolFormatError("the header is cut short")
-    _, _, _, instance, generation, file_bytes, regions, _, _, checksum, state = _HEADER.unpack_from(head)
+    _, _, _, file_bytes, regions, _, _, checksum = _HEADER.unpack_from(head)
     if checksum != zlib.crc32(head[HEADER_BYTES:end], zlib.crc32(head[:_CHECKED_BYTES])):
         raise PoolFormatError("the header is damaged: its checksum does not agree")
-    if state == _STARTING:
+    generation, instance, again = START.unpack_from(head, START_OFFSET)
+    if _STATE.unpack_from(head, _STATE_OFFSET)[0] == _STARTING or generation != again:
         raise PoolFormatError("the service is still preparing this pool")
     records = tuple(_read_record(head, HEADER_BYTES + index * _RECORD_BYTES) for index in range(regions))
     return PoolHeader(instance.hex(), generation, file_bytes, records)

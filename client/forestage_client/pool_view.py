@@ -25,8 +25,11 @@ from forestage_client._pool_format import (
     GENERATION,
     HEADER_BYTES,
     RESIDENT,
+    START,
+    START_OFFSET,
     STATE_NAMES,
     PoolFormatError,
+    PoolHeader,
     RegionInfo,
     head_bytes,
     pin_chunks,
@@ -114,9 +117,10 @@ class PoolView:
     """The pool file of a running or stopped service, mapped into this process.
 
     `path`, `instance` (32 hex digits), `generation` and `regions[model][component]` are those of the moment of
-    attaching. A service that starts anew may replace the file: its `/v1/pool` then names another instance, and this
-    view, which stays valid, shows the old one. The file is never changed (but through `writable` views), shortened or
-    removed from here. Reading methods may be called from several threads.
+    attaching. A service that starts anew keeps the file where it can, and this view goes on with it: `refresh` takes
+    over the new instance and generation. Else it replaces the file; the view stays valid and shows the old one. The
+    file is never changed (but through `writable` views), shortened or removed from here. Reading methods may be called
+    from several threads.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writable: bool = False) -> None:
@@ -129,8 +133,7 @@ class PoolView:
         fd = _open(self.path, writable)
         try:
             size = os.fstat(fd).st_size
-            start = os.pread(fd, HEADER_BYTES, 0)
-            header = read_head(os.pread(fd, head_bytes(start), 0))
+            header = _read_header(fd)
             if header.file_bytes != size:
                 raise PoolFormatError(f"the pool file has {size} bytes, its header says {header.file_bytes}")
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -171,6 +174,28 @@ class PoolView:
     def closed(self) -> bool:
         """Whether `close` was called; everything else but views handed out earlier raises ValueError then."""
         return self._closed
+
+    def refresh(self) -> bool:
+        """Take over instance and generation as the file names them now; say whether they changed.
+
+        They do when a service was started on this very file since: its leases, and the slots it named, are void then.
+        A file that was replaced never changes: attach anew when the instance in `/v1/pool` is still another one. While
+        a start is changing them they count as unchanged.
+        """
+        if self._closed:
+            raise ValueError("the pool view is closed")
+        # Against the order in which they are written.
+        (again,) = GENERATION.unpack_from(self._memory, START_OFFSET + START.size - GENERATION.size)
+        if not _LOADS_IN_ORDER:
+            _fence()
+        _, instance, _ = START.unpack_from(self._memory, START_OFFSET)
+        if not _LOADS_IN_ORDER:
+            _fence()
+        (generation,) = GENERATION.unpack_from(self._memory, START_OFFSET)
+        if generation != again or (instance.hex(), generation) == (self.instance, self.generation):
+            return False
+        self.instance, self.generation = instance.hex(), generation
+        return True
 
     def copy(self, model: str, component: str, slot: int, key: bytes | str) -> bytes:
         """Return the whole page `key` (bytes or hex) from a slot: the payload of all shards, one after another.
@@ -358,6 +383,13 @@ def _open(path: str, writable: bool) -> int:
         os.close(fd)
         raise PoolFormatError(f"{path} is not a regular file")
     return fd
+
+
+def _read_header(fd: int) -> PoolHeader:
+    head = os.pread(fd, head_bytes(os.pread(fd, HEADER_BYTES, 0)), 0)
+    if os.pread(fd, HEADER_BYTES, 0) != head[:HEADER_BYTES]:
+        raise PoolFormatError("the service is still preparing this pool")  # it changed while it was read
+    return read_head(head)
 
 
 def _clear_cuda_error() -> None:

@@ -15,6 +15,8 @@ import pytest
 TESTS = Path(__file__).parent.parent
 IMPORTS = (TESTS, TESTS.parent / "service", TESTS.parent / "client")
 
+EXAMPLES = TESTS.parent / "client" / "examples"
+
 Mounter = Callable[..., Path]
 Launcher = Callable[..., "subprocess.Popen[str]"]
 
@@ -72,6 +74,46 @@ def launch() -> Iterator[Launcher]:
                 )
             )
             undo.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the example reader, `pool_reader`, and `hammer`, which calls its insides."""
+    if shutil.which("cc") is None:
+        pytest.fail("no C compiler: apt-get install gcc libc6-dev")
+    directory = tmp_path_factory.mktemp("compiled")
+    for source in (EXAMPLES / "pool_reader.c", TESTS / "pool" / "hammer.c"):
+        command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{EXAMPLES}"]
+        built = subprocess.run(
+            [*command, "-o", directory / source.stem, source], capture_output=True, text=True, check=False
+        )
+        assert built.returncode == 0, built.stderr
+    return directory
+
+
+@pytest.fixture
+def sweep(compiled: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start the C reader on all slots of a region at a path; told by `end_of`, it prints what came of it."""
+    with ExitStack() as undo:
+
+        def start(
+            path: str | Path, model: str = "demo", component: str = "kv", pause_ms: int = 0
+        ) -> "subprocess.Popen[str]":
+            process = undo.enter_context(
+                subprocess.Popen(
+                    [compiled / "hammer", "sweep", path, model, component, str(pause_ms)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            undo.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "attached\n"
             return process
 
         yield start

@@ -2,8 +2,9 @@
 
 Prints one JSON object: what was achieved, or the error's line. Setting the scene: `nobody` gives up root, `memlock` is
 the limit in bytes, `refuse_advice` an errno that seccomp answers to MADV_POPULATE_WRITE, `crowd` a file that takes half
-of the mount's room between the check and the backing. `die` ends the process with SIGKILL while memory is being backed,
-`hold` keeps the pool until stdin ends. `contend` starts and stops so many times, and fails if it ever is not alone.
+of the mount's room between the check and the backing. `die` ends the process with SIGKILL after so many steps of
+backing memory, `hold` keeps the pool until stdin ends. `contend` starts and stops so many times, and fails if it ever
+is not alone.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from forestage.core.errors import StartError
-from forestage.pool import file as file_module
+from forestage.pool import blueprint as blueprint_module
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage.pool.populate import populate
 from forestage_client.pool_view import PoolView
@@ -94,13 +95,17 @@ def start(scene: dict[str, Any]) -> dict[str, Any]:
     if "refuse_advice" in scene:
         refuse_advice(scene["refuse_advice"])
 
+    steps = 0
+
     def progress(done: int, total: int) -> None:
-        if scene.get("die"):
+        nonlocal steps
+        steps += 1
+        if steps == scene.get("die"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     if "crowd" in scene:
-        patch.object(file_module, "populate", crowd(scene["crowd"])).start()
-    settings = PoolSettings(scene["path"], scene["bytes"], pin=scene.get("pin", "none"))
+        patch.object(blueprint_module, "populate", crowd(scene["crowd"])).start()
+    settings = PoolSettings(scene["path"], scene["bytes"], pin=scene.get("pin", "none"), mode=scene.get("mode", 0o660))
     if "contend" in scene:
         return contend(settings, scene["contend"])
     try:
@@ -112,6 +117,7 @@ def start(scene: dict[str, Any]) -> dict[str, Any]:
         "backed": os.stat(pool.path).st_blocks * 512,
         "pinned": pool.pinned,
         "generation": pool.generation,
+        "adopted": [[page.slot, page.key.hex(), page.page, page.dirty] for page in pool.adopted[0]],
         "torch": "torch" in sys.modules,
     }
     PoolView(pool.path).close()

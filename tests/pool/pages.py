@@ -1,4 +1,4 @@
-"""Layouts, keys and page bytes for the pool tests: a page is a digest of its key, repeated, so any wrong byte shows."""
+"""Layouts, keys and page bytes for pool tests: a page repeats 32 bytes made of its key, so that any wrong one shows."""
 
 import hashlib
 
@@ -24,16 +24,17 @@ def key_of(number: int) -> bytes:
 
 
 def payload(key: bytes, size: int, shard: int = 0) -> bytes:
-    digest = hashlib.sha256(key + bytes([shard])).digest()
-    return (digest * (size // len(digest) + 1))[:size]
+    """Return the bytes of one shard of a page; hammer.c knows the rule too."""
+    block = key[:24].ljust(24, b"\0") + hashlib.sha256(key + bytes([shard])).digest()[:8]
+    return (block * (size // len(block) + 1))[:size]
 
 
-def fill(pool: PoolFile, region_index: int, slot: int, key: bytes) -> bytes:
+def fill(pool: PoolFile, region_index: int, slot: int, key: bytes, page: int = 0, dirty: bool = False) -> bytes:
     """Put the page of `key` into a slot; return what a reader must get."""
     pool.tables[region_index].begin_fill(slot)
     shards = []
     for shard, view in enumerate(pool.shard_views(region_index, slot)):
         view[:] = payload(key, len(view), shard)
         shards.append(bytes(view))
-    pool.tables[region_index].publish(slot, key)
+    pool.tables[region_index].publish(slot, key, page=page, dirty=dirty)
     return b"".join(shards)

@@ -1,24 +1,23 @@
 """A reader in a process of its own: `python -m pool.reader_process PATH HOW`."""
 
 import json
+import select
 import sys
-import time
 from collections import Counter
 
 from forestage_client.pool_view import PoolView, Stale
 from pool.pages import key_of, payload
 
 
-def recycle(path: str, seconds: float) -> None:
-    """Read whatever is resident, in every way there is, for some seconds; print how often each came out."""
+def recycle(path: str) -> None:
+    """Read whatever is resident, in every way there is, until stdin ends; print how often each came out."""
     seen: Counter[str] = Counter()
     with PoolView(path) as view:
         region = view.regions["demo"]["kv"]
         expected = {key_of(number): payload(key_of(number), region.bytes) for number in range(64)}
         buffer = bytearray(region.bytes)
         print("attached", flush=True)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while not select.select([sys.stdin], [], [], 0)[0]:
             for entry in view.slots("demo", "kv"):
                 if entry.state != "resident":
                     continue
@@ -55,6 +54,6 @@ def hold(path: str, how: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2] == "recycle":
-        recycle(sys.argv[1], float(sys.argv[3]))
+        recycle(sys.argv[1])
     else:
         hold(sys.argv[1], sys.argv[2])

@@ -15,8 +15,8 @@ from forestage.core.geometry import HEADER_BYTES, Geometry, lay_out
 from forestage.core.layout import Component, ModelLayout
 from forestage.pool import libc
 from forestage.pool.file import PoolFile, PoolSettings
+from forestage.pool.header import READY, encode_header
 from forestage.pool.pin import GPU_NODES, PinFailedError, TorchCuda, pin_chunks, pin_memory
-from forestage.pool.table import READY, encode_header
 from forestage_client._pool_format import pin_chunks as reader_chunks
 from forestage_client._pool_format import read_head
 from pool.conftest import Launcher, end_of

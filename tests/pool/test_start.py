@@ -15,7 +15,9 @@ import pytest
 
 from forestage.core.errors import StartError
 from forestage.core.layout import Component, ModelLayout
+from forestage.pool import blueprint as blueprint_module
 from forestage.pool import claim
+from forestage.pool import file as file_module
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage_client.pool_view import PoolFormatError, PoolView
 from pool.conftest import Launcher, Mounter, end_of
@@ -114,39 +116,6 @@ def test_views_lie_where_the_region_says(shm: Path) -> None:
     pool.close()
 
 
-def test_a_restart_replaces_the_file_and_counts_on(shm: Path) -> None:
-    path = shm / "pool"
-    first = PoolFile.create(settings(path), (DEMO,))
-    (shm / "pool.bak").write_text("not ours")
-    (shm / ".pool.tmp").write_text("not ours")
-    content = fill(first, 0, 3, key_of(3))
-    with PoolView(path) as reader:
-        first.close()
-        second = PoolFile.create(settings(path, 2 * MIB), (DEMO, HYBRID))
-        assert (second.generation, second.instance != first.instance) == (2, True)
-        # The reader's map is still that of the first file.
-        assert reader.copy("demo", "kv", 3, key_of(3)) == content
-        assert PoolView(path).generation == 2
-    second.close()
-    assert {file.name for file in shm.iterdir()} == {"pool", "pool.bak", ".pool.tmp"}
-    assert (shm / "pool.bak").read_text() == (shm / ".pool.tmp").read_text() == "not ours"
-
-
-def test_a_damaged_or_empty_own_file_is_replaced(shm: Path) -> None:
-    path = shm / "pool"
-    PoolFile.create(settings(path), (DEMO,)).close()
-    with open(path, "r+b") as file:
-        file.seek(32)
-        file.write(b"\xff")
-    pool = PoolFile.create(settings(path), (DEMO,))
-    assert pool.generation == 1
-    pool.close()
-    os.truncate(path, 100)
-    PoolFile.create(settings(path), (DEMO,)).close()
-    os.truncate(path, 0)
-    PoolFile.create(settings(path), (DEMO,)).close()
-
-
 def test_a_second_owner_is_refused_while_the_first_lives(shm: Path, launch: Launcher) -> None:
     path = shm / "pool"
     owner = launch("owner_process", json.dumps({"path": str(path), "bytes": 4 * MIB, "hold": True}))
@@ -211,17 +180,14 @@ def test_of_many_that_start_at_once_one_owns_the_pool(shm: Path, launch: Launche
     assert [file.name for file in shm.iterdir()] == ["pool"]
 
 
-def test_an_owner_killed_while_it_fills_leaves_a_pool_that_can_be_replaced(shm: Path, launch: Launcher) -> None:
+def test_a_pool_whose_owner_was_killed_while_it_was_made_is_not_read(shm: Path, launch: Launcher) -> None:
     path = shm / "pool"
-    for generation in (1, 2, 3):
-        owner = launch("owner_process", json.dumps({"path": str(path), "bytes": 4 * MIB, "die": True}))
-        assert owner.wait(timeout=30) == -signal.SIGKILL
-        with pytest.raises(PoolFormatError, match="preparing"):
-            PoolView(path)
-        assert int.from_bytes(path.read_bytes()[32:40], "little") == generation
-    pool = PoolFile.create(settings(path), (DEMO,))
-    assert pool.generation == 4
-    pool.close()
+    owner = launch("owner_process", json.dumps({"path": str(path), "bytes": 4 * MIB, "die": 1}))
+    assert owner.wait(timeout=30) == -signal.SIGKILL
+    with pytest.raises(PoolFormatError, match="preparing"):
+        PoolView(path)
+    PoolFile.create(settings(path), (DEMO,)).close()
+    PoolView(path).close()
 
 
 def test_a_stop_during_the_start_leaves_nothing(shm: Path) -> None:
@@ -363,9 +329,9 @@ def test_a_mount_too_small_is_refused_and_the_old_pool_counts_as_room(mounter: M
     line = refusal(settings(mount / "pool", 32 * MIB))
     assert line == f"pool.bytes: need 31.9 MiB on {mount}, have 24.0 MiB free"
     PoolFile.create(settings(mount / "pool", 16 * MIB), (DEMO,)).close()
-    # 16 of 24 MiB are the old pool's: another one fits only once that is gone.
+    # 16 of 24 MiB are the old pool's: one of another size fits only once that is gone.
     with PoolView(mount / "pool") as reader:
-        line = refusal(settings(mount / "pool", 16 * MIB))
+        line = refusal(settings(mount / "pool", 20 * MIB))
         assert line.endswith(f"have 8.0 MiB free (the old pool file there is still mapped by process {os.getpid()})")
         assert reader.instance == PoolView(mount / "pool").instance
     pool = PoolFile.create(settings(mount / "pool", 20 * MIB), (DEMO,))
@@ -376,7 +342,8 @@ def test_a_mount_too_small_is_refused_and_the_old_pool_counts_as_room(mounter: M
 def test_five_kills_on_a_mount_of_one_and_a_half_pools(mounter: Mounter, launch: Launcher) -> None:
     mount = mounter("size=24m,mode=777")
     for generation in range(1, 6):
-        scene = {"path": str(mount / "pool"), "bytes": 16 * MIB, "hold": True}
+        # Every other start wants another layout.
+        scene = {"path": str(mount / "pool"), "bytes": (16 + generation // 2) * MIB, "hold": True}
         owner = launch("owner_process", json.dumps(scene))
         assert owner.stdout is not None
         assert json.loads(owner.stdout.readline())["generation"] == generation
@@ -429,6 +396,7 @@ def test_hugetlbfs_holds_a_pool_of_whole_huge_pages(mounter: Mounter, huge_pages
     for generation in (1, 2):
         pool = PoolFile.create(settings(path, 11 * MIB), (DEMO,))
         assert (pool.size, pool.hugepages, pool.generation) == (10 * MIB, "hugetlbfs", generation)
+        assert len(pool.adopted[0]) == generation - 1
         content = fill(pool, 0, 1, key_of(1))
         with PoolView(path) as view:
             assert view.copy("demo", "kv", 1, key_of(1)) == content
@@ -438,6 +406,34 @@ def test_hugetlbfs_holds_a_pool_of_whole_huge_pages(mounter: Mounter, huge_pages
     line = refusal(settings(path, (huge_pages + 1) * 2 * MIB))
     assert "in huge pages of 2.0 MiB, have " in line
     assert "in whole pages of 2.0 MiB" in refusal(settings(path, 2 * MIB - 1))
+
+
+def test_starts_that_were_killed_on_hugetlbfs_are_gone_on_with(
+    mounter: Mounter, huge_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the first byte could be written, and while memory was backed; no page is left for a second pool."""
+    path = mounter("pagesize=2M", "hugetlbfs") / "pool"
+    size = huge_pages * 2 * MIB
+    path.touch(0o660)
+    os.truncate(path, size)
+    owner = PoolFile.create(settings(path, size), (DEMO,))
+    assert (owner.size, owner.generation) == (size, 1)
+    owner.close()
+    path.unlink()
+
+    def killed(*arguments: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blueprint_module, "populate", killed)
+        patched.setattr(file_module, "remove_if_same", lambda *arguments: None)
+        with pytest.raises(SystemExit):
+            PoolFile.create(settings(path, size), (DEMO,))
+    assert 0 < path.stat().st_blocks * 512 < size
+    pool = PoolFile.create(settings(path, size), (DEMO,))
+    assert pool.generation == 2
+    assert path.stat().st_blocks * 512 >= pool.size
+    pool.close()
 
 
 def test_a_file_on_a_disk_is_reserved_too(tmp_path: Path) -> None:

@@ -1,123 +1,30 @@
-"""The binary form, read back by the client's own reader, and the law of generations."""
+"""The slot tables in binary form: the law of generations, and what can be recovered after a kill at any moment."""
 
-import struct
-import zlib
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forestage.core.geometry import SLOT_ENTRY_BYTES, lay_out
+from forestage.core.geometry import SLOT_ENTRY_BYTES, Region, lay_out
 from forestage.core.layout import Component, ModelLayout
 from forestage.core.slots import SlotEvents
-from forestage.pool import table as table_module
-from forestage.pool.table import (
-    FILLING,
-    FREE,
-    MAGIC,
-    READY,
-    RESIDENT,
-    STARTING,
-    STATE_OFFSET,
-    Header,
-    HeaderError,
-    RegionTable,
-    encode_header,
-    read_header,
-    set_state,
-)
-from forestage_client._pool_format import ENTRY, PoolFormatError, read_head
-from pool.pages import DEMO, HYBRID, key_of
+from forestage.pool.table import FILLING, FREE, RESIDENT, AdoptedPage, RegionTable
+from forestage_client._pool_format import ENTRY
+from pool.moments import moments
+from pool.pages import key_of, payload
 
-INSTANCE = bytes(range(16))
+PAGE_BYTES = 256
 
 
-def head(*models: ModelLayout, state: int = READY, pool_bytes: int = 1 << 20) -> bytes:
-    geometry = lay_out(models, pool_bytes)
-    return encode_header(geometry, instance=INSTANCE, generation=7, file_bytes=pool_bytes, state=state)
-
-
-def test_header_and_records_come_back_through_both_readers() -> None:
-    made = head(DEMO, HYBRID)
-    assert read_header(made) == Header(INSTANCE, 7, 1 << 20, 3, READY)
-    read = read_head(made)
-    assert (read.instance, read.generation, read.file_bytes) == (INSTANCE.hex(), 7, 1 << 20)
-    for region, laid in zip(read.regions, lay_out((DEMO, HYBRID), 1 << 20).regions, strict=True):
-        assert (region.model, region.component) == (laid.model.name, laid.component.name)
-        assert (region.fingerprint, region.page_tokens) == (laid.model.fingerprint, laid.model.page_tokens)
-        assert (region.offset, region.table_offset, region.slots) == (laid.offset, laid.table_offset, laid.slots)
-        component = laid.component
-        assert (region.slot_bytes, region.shard_bytes) == (component.slot_bytes, component.shard_bytes)
-        assert (region.bytes, region.shards) == (component.bytes, component.shards)
-        assert (region.covers, region.window) == (component.covers.value, component.window)
-
-
-@given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=40))
-def test_names_come_back_whole_or_are_refused(model: str, component: str) -> None:
-    try:
-        names = (model.encode(), component.encode())
-    except UnicodeEncodeError:
-        return
-    layout = ModelLayout(model, 1, (Component(component, 64),))
-    if len(names[0]) > 128 or len(names[1]) > 32:
-        with pytest.raises(ValueError, match="the pool file holds"):
-            head(layout)
-    elif "\0" not in model + component:
-        (region,) = read_head(head(layout)).regions
-        assert (region.model, region.component) == (model, component)
-
-
-@given(st.integers(0, 4096 + 3 * 256 - 1), st.integers(1, 255))
-def test_a_scribbled_header_is_noticed(at: int, change: int) -> None:
-    made = bytearray(head(DEMO, HYBRID))
-    made[at] ^= change
-    covered = at < 64 or at >= 4096
-    if covered:
-        with pytest.raises(HeaderError) as raised:
-            read_header(made)
-        assert raised.value.foreign == (at < len(MAGIC))
-        with pytest.raises(PoolFormatError):
-            read_head(bytes(made))
-    else:
-        assert read_header(made).instance == INSTANCE
-
-
-def test_a_header_cut_short_is_damaged_and_other_files_are_foreign() -> None:
-    made = head(DEMO)
-    for length in (8, 100, 4095, 4096, 4096 + 255):
-        with pytest.raises(HeaderError) as raised:
-            read_header(made[:length])
-        assert not raised.value.foreign
-        with pytest.raises(PoolFormatError):
-            read_head(made[:length])
-    for other in (b"", bytes(8192), b"\x7fELF" + bytes(8192)):
-        with pytest.raises(HeaderError) as raised:
-            read_header(other)
-        assert raised.value.foreign
-
-
-def test_a_reader_refuses_another_version_and_a_pool_in_the_making() -> None:
-    made = bytearray(head(DEMO))
-    made[8] = 2
-    made[60:64] = zlib.crc32(made[4096:], zlib.crc32(made[:60])).to_bytes(4, "little")
-    with pytest.raises(PoolFormatError, match="version 2"):
-        read_head(bytes(made))
-    with pytest.raises(HeaderError, match="version 2"):
-        read_header(bytes(made))
-    with pytest.raises(PoolFormatError, match="preparing"):
-        read_head(head(DEMO, state=STARTING))
-
-
-def test_the_state_changes_without_the_checksum() -> None:
-    made = bytearray(head(DEMO, state=STARTING))
-    set_state(memoryview(made), READY)
-    assert made[STATE_OFFSET] == READY
-    assert read_head(bytes(made)).generation == 7
+def region_of(slots: int, size: int = 4096) -> Region:
+    (region,) = lay_out((ModelLayout("m", 64, (Component("kv", size, slots=slots),)),), 1 << 20).regions
+    return region
 
 
 def test_a_table_mirrors_the_slots_of_the_centre() -> None:
-    (region,) = lay_out((ModelLayout("m", 64, (Component("kv", 4096, slots=1),)),), 1 << 20).regions
+    region = region_of(1)
     events: SlotEvents = RegionTable(region, memoryview(bytearray(1 << 20)))
     events.begin_fill(0)
     events.publish(0, key_of(0))
@@ -133,7 +40,7 @@ operations = st.lists(
 
 @given(operations)
 def test_the_law_of_generations(operations: list[tuple[str, int, bytes]]) -> None:
-    (region,) = lay_out((ModelLayout("m", 64, (Component("kv", 4096, slots=4),)),), 1 << 20).regions
+    region = region_of(4)
     memory = bytearray(1 << 20)
     table = RegionTable(region, memoryview(memory))
     generations = [0] * 4
@@ -173,42 +80,166 @@ def test_the_law_of_generations(operations: list[tuple[str, int, bytes]]) -> Non
     assert [again.generation(slot) for slot in range(4)] == generations
 
 
-class Recording:
-    """Stands in for a precompiled struct and notes how the entry looks after each of its stores."""
+class Made(NamedTuple):
+    """A table of three slots over memory of its own, and where the bytes of the slots lie."""
 
-    def __init__(self, real: struct.Struct, seen: list[bytes]) -> None:
-        self._real = real
-        self._seen = seen
-        self.size = real.size
+    memory: bytearray
+    table: RegionTable
 
-    def pack_into(self, entries: memoryview, offset: int, *values: object) -> None:
-        self._real.pack_into(entries, offset, *values)
-        self._seen.append(bytes(entries))
+    @classmethod
+    def fresh(cls) -> "Made":
+        region = region_of(3, PAGE_BYTES)
+        memory = bytearray(region.offset + region.data_bytes)
+        return cls(memory, RegionTable(region, memoryview(memory)))
+
+    def write(self, slot: int, number: int) -> None:
+        """Put the bytes of a page into a slot, in two steps."""
+        region, content = self.table.region, payload(key_of(number), PAGE_BYTES)
+        at = region.offset + slot * region.component.slot_bytes
+        self.memory[at : at + PAGE_BYTES // 2] = content[: PAGE_BYTES // 2]
+        self.memory[at + PAGE_BYTES // 2 : at + PAGE_BYTES] = content[PAGE_BYTES // 2 :]
+
+    def holds(self, memory: bytes, page: AdoptedPage) -> bool:
+        """Say whether the bytes in the slot of a recovered page are its own."""
+        at = self.table.region.offset + page.slot * self.table.region.component.slot_bytes
+        return memory[at : at + PAGE_BYTES] == payload(page.key, PAGE_BYTES)
 
 
-def test_an_entry_changes_only_under_an_odd_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    (region,) = lay_out((ModelLayout("m", 64, (Component("kv", 4096, slots=1),)),), 1 << 20).regions
-    table = RegionTable(region, memoryview(bytearray(1 << 20)))
-    seen = [bytes(SLOT_ENTRY_BYTES)]
-    for name in ("_GENERATION", "_GENERATION_AND_STATE", "_CONTENT"):
-        monkeypatch.setattr(table_module, name, Recording(getattr(table_module, name), seen))
-    for number in range(2):
+def test_an_entry_changes_only_under_an_odd_generation() -> None:
+    made = Made.fresh()
+    table = made.table
+
+    def change() -> None:
+        for number in range(2):
+            table.begin_fill(0)
+            table.publish(0, key_of(number), number, dirty=True)
+            table.set_clean(0)
+        table.clear(0)
         table.begin_fill(0)
-        table.publish(0, key_of(number))
-    table.clear(0)
-    table.begin_fill(0)
-    table.clear(0)
-    assert len(seen) > 10
-    for before, after in pairwise(seen):
+        table.clear(0)
+
+    seen = moments(made.memory, change)
+    assert len(seen) > 50
+    start = table.region.table_offset
+    for before, after in pairwise(memory[start : start + SLOT_ENTRY_BYTES] for memory in seen):
         generations = int.from_bytes(before[:8], "little"), int.from_bytes(after[:8], "little")
         assert generations[0] <= generations[1]
-        if before[8:] != after[8:]:
+        if before[8:10] + before[16:] != after[8:10] + after[16:]:
             assert generations[1] % 2 == 1
+        elif before[10:16] != after[10:16] and generations[1] % 2 == 0:
+            assert before[10:12] + after[10:12] == b"\1\0\0\0"  # clean now, with its checksum in the same store
+
+
+def test_whenever_the_service_dies_every_whole_page_and_no_other_is_recovered() -> None:
+    """The life of three slots, cut off at each of its moments; each page comes back with what is known of it."""
+    made = Made.fresh()
+    table = made.table
+    resident: dict[int, AdoptedPage] = {}
+    cuts = 0
+
+    def live(slot: int, what: str, number: int = 0) -> None:
+        nonlocal cuts
+        before = dict(resident)
+        match what:
+            case "fill":
+                seen = moments(made.memory, lambda: table.begin_fill(slot))
+                seen += moments(made.memory, lambda: made.write(slot, number), __file__)
+            case "publish":
+                seen = moments(made.memory, lambda: table.publish(slot, key_of(number), number, dirty=number % 2 == 1))
+                resident[slot] = AdoptedPage(slot, key_of(number), number, number % 2 == 1)
+            case "clean":
+                seen = moments(made.memory, lambda: table.set_clean(slot))
+                resident[slot] = AdoptedPage(slot, key_of(number), number, False)
+            case _:
+                seen = moments(made.memory, lambda: table.clear(slot))
+                resident.pop(slot, None)
+        for memory in seen:
+            again = bytearray(memory)
+            second = RegionTable(table.region, memoryview(again))
+            generations = [second.generation(slot) for slot in range(3)]
+            assert second.is_plausible()
+            pages, dropped = second.recover()
+            assert pages in ([before[slot] for slot in sorted(before)], [resident[slot] for slot in sorted(resident)])
+            assert all(made.holds(memory, page) for page in pages)
+            kept = {page.slot for page in pages}
+            for slot in range(3):
+                entry = ENTRY.unpack_from(again, table.region.table_offset + slot * SLOT_ENTRY_BYTES)
+                moved = entry[0] - generations[slot]
+                assert entry[0] % 2 == 0
+                assert moved == 0 if slot in kept else moved >= 0
+                assert entry[1] == (RESIDENT if slot in kept else FREE)
+                # Who saw it in use finds out that it no longer is.
+                assert moved > 0 or slot in kept or memory[table.region.table_offset + slot * SLOT_ENTRY_BYTES + 8] == 0
+            assert dropped <= 3 - len(pages)
+            # What was mended stays so.
+            assert RegionTable(table.region, memoryview(again)).recover() == (pages, 0)
+            cuts += 1
+
+    for slot, number in ((0, 1), (1, 2), (2, 3)):
+        live(slot, "fill", number)
+        live(slot, "publish", number)
+    live(0, "clean", 1)
+    live(1, "clear")
+    live(1, "fill", 4)
+    live(1, "clear")  # a read that failed
+    live(2, "clear")
+    live(2, "fill", 5)
+    live(2, "publish", 5)
+    live(1, "fill", 6)
+    live(1, "publish", 6)
+    live(2, "clean", 5)
+    assert cuts > 150
+
+
+@given(st.integers(0, SLOT_ENTRY_BYTES - 1), st.integers(1, 255), st.booleans())
+def test_a_scribbled_entry_is_dropped(at: int, change: int, dirty: bool) -> None:
+    made = Made.fresh()
+    for slot in range(2):
+        made.table.begin_fill(slot)
+        made.write(slot, slot)
+        made.table.publish(slot, key_of(slot), 70 + slot, dirty)
+    made.memory[made.table.region.table_offset + at] ^= change
+    table = RegionTable(made.table.region, memoryview(made.memory))
+    if at == 7 and change >> 6:
+        assert not table.is_plausible()
+        return
+    pages, dropped = table.recover()
+    second = AdoptedPage(1, key_of(1), 71, dirty)
+    if (at == 0 and change % 2) or 8 <= at < 28 or 32 <= at < 64:
+        assert (pages, dropped) == ([second], 1)
+    else:
+        # The generation may be any even number, and nothing is said by what is reserved or behind the key.
+        assert (pages, dropped) == ([AdoptedPage(0, key_of(0), 70, dirty), second], 0)
+
+
+def test_a_page_that_two_slots_claim_is_recovered_once() -> None:
+    made = Made.fresh()
+    made.table.begin_fill(0)
+    made.write(0, 1)
+    made.write(1, 1)
+    made.table.publish(0, key_of(1))
+    start = made.table.region.table_offset
+    made.memory[start + SLOT_ENTRY_BYTES : start + 2 * SLOT_ENTRY_BYTES] = made.memory[start : start + SLOT_ENTRY_BYTES]
+    table = RegionTable(made.table.region, memoryview(made.memory))
+    assert table.recover() == ([AdoptedPage(0, key_of(1), 0, False)], 1)
+    assert table.generation(1) == 4
+
+
+def test_only_a_resident_page_can_become_clean() -> None:
+    made = Made.fresh()
+    made.table.begin_fill(0)
+    for slot in (0, 1):
+        with pytest.raises(ValueError, match="holds no page"):
+            made.table.set_clean(slot)
+    made.table.publish(0, key_of(0), dirty=True)
+    made.table.clear(0)
+    with pytest.raises(ValueError, match="holds no page"):
+        made.table.set_clean(0)
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 65])
 def test_a_key_that_does_not_fit_is_refused(key: bytes) -> None:
-    (region,) = lay_out((ModelLayout("m", 64, (Component("kv", 4096, slots=1),)),), 1 << 20).regions
+    region = region_of(1)
     table = RegionTable(region, memoryview(bytearray(1 << 20)))
     table.begin_fill(0)
     with pytest.raises(ValueError, match="key of"):

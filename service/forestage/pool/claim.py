@@ -1,7 +1,7 @@
 """Who owns the pool file at a path: whoever holds its flock, as long as any descriptor or mapping of his lives.
 
-Law: a file is only removed by the holder of its lock, only while the path still names it, and only when it is a pool
-or empty. Everything else at the path, or beside it, is left alone.
+Law: a file is only removed by the holder of its lock, only while the path still names it, and only when it is a pool,
+was one, or is empty. Everything else at the path, or beside it, is left alone.
 """
 
 import errno
@@ -13,8 +13,9 @@ from typing import Self
 
 from forestage.core.errors import StartError
 from forestage.core.geometry import HEADER_BYTES
+from forestage.pool.blueprint import Blueprint
+from forestage.pool.header import Header, HeaderError, last_generation, read_header
 from forestage.pool.limits import Roots
-from forestage.pool.table import Header, HeaderError, read_header
 
 __all__ = ["Claim", "create_owned", "make_directory", "remove_if_same"]
 
@@ -25,20 +26,27 @@ _ATTEMPTS = 20
 class Claim:
     """An existing pool file whose lock this process holds.
 
-    `header` is None when the file is empty or damaged. The lock ends with `close` (idempotent), or with the process.
+    `header` is None when the file is empty or damaged, and `damage` says so. `generation` is that of the last start
+    there, 0 if unknown; `records` the region records as they stand; `size` and `held_bytes` are in bytes. The lock ends
+    with `close` (idempotent), or with the process.
     """
 
     path: str
     fd: int
     header: Header | None
+    damage: str
+    generation: int
+    records: bytes
+    size: int
     held_bytes: int
 
     @classmethod
-    def take(cls, path: str) -> Self | None:
-        """Lock the pool file at `path`; None when there is none.
+    def take(cls, blueprint: Blueprint) -> Self | None:
+        """Lock the pool file at the blueprint's path; None when there is none.
 
         Raises StartError when another service owns it, when it is not a pool, or when it may not be opened.
         """
+        path = blueprint.path
         for _ in range(_ATTEMPTS):
             fd = _open_existing(path)
             if fd is None:
@@ -47,14 +55,38 @@ class Claim:
                 _lock(fd, path)
                 if not _names(path, fd):
                     continue  # its owner replaced it between the opening and the lock
-                held = os.fstat(fd).st_blocks * 512
-                header = _read(fd, path)
-                fd, kept = -1, fd
-                return cls(path, kept, header, held)
+                claim = cls._read(fd, blueprint)
+                fd = -1
+                return claim
             finally:
                 if fd >= 0:
                     os.close(fd)
         raise StartError(f"pool.path: {path} is being replaced again and again by other services")
+
+    @classmethod
+    def _read(cls, fd: int, blueprint: Blueprint) -> Self:
+        status = os.fstat(fd)
+        size, held = status.st_size, status.st_blocks * 512
+        # hugetlbfs gives a file its size before the first byte can be written.
+        if size == 0 or (blueprint.in_huge_pages and held == 0):
+            return cls(blueprint.path, fd, None, "it is empty", 0, b"", size, held)
+        # hugetlbfs can be read, but not written, without a mapping. A megabyte holds the records of 4000 regions.
+        head = os.pread(fd, min(size, HEADER_BYTES + (1 << 20)), 0)
+        records = head[HEADER_BYTES : HEADER_BYTES + len(blueprint.records)]
+        if blueprint.in_huge_pages:
+            held = size  # all of it is reserved for this file from its mapping on
+        try:
+            header = read_header(head)
+        except HeaderError as error:
+            # Scribbled over, and yet without doubt a pool: the records behind the header, or a size to the byte.
+            ours = records == blueprint.records or (size == blueprint.size and status.st_uid == os.geteuid())
+            if error.foreign and not ours:
+                raise StartError(
+                    f"pool.path: {blueprint.path} is {error}; move it away or choose another path"
+                ) from error
+            damage = "its header was overwritten" if error.foreign else str(error)
+            return cls(blueprint.path, fd, None, damage, last_generation(head), records, size, held)
+        return cls(blueprint.path, fd, header, "", header.generation, records, size, held)
 
     def freed_by_removal(self, roots: Roots) -> tuple[int, str]:
         """Return how many bytes come back when the file goes, and a remark when some process keeps them by its mapping.
@@ -161,20 +193,6 @@ def _names(path: str, fd: int) -> bool:
         return False
     here = os.fstat(fd)
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
-
-
-def _read(fd: int, path: str) -> Header | None:
-    size = os.fstat(fd).st_size
-    if size == 0:
-        return None
-    # hugetlbfs can be read, but not written, without a mapping. A megabyte holds the records of 4000 regions.
-    head = os.pread(fd, min(size, HEADER_BYTES + (1 << 20)), 0)
-    try:
-        return read_header(head)
-    except HeaderError as error:
-        if error.foreign:
-            raise StartError(f"pool.path: {path} is {error}; move it away or choose another path") from error
-        return None
 
 
 def _mapped_by(fd: int, roots: Roots) -> list[str]:

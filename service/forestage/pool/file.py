@@ -7,43 +7,26 @@ is never shortened. A start that fails leaves nothing behind.
 import logging
 import mmap
 import os
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Self
 
 from forestage.core.errors import StartError
-from forestage.core.geometry import Geometry, GeometryError, lay_out
+from forestage.core.geometry import Geometry
 from forestage.core.layout import ModelLayout
-from forestage.pool import libc, limits
+from forestage.pool.adoption import NotAdoptableError, check_file, check_tables
+from forestage.pool.blueprint import Blueprint
 from forestage.pool.claim import Claim, create_owned, make_directory, remove_if_same
+from forestage.pool.fence import WORDS_AS_IN_FILE
+from forestage.pool.header import READY, STARTING, STOPPED, set_start, set_state
 from forestage.pool.limits import Roots, in_units
-from forestage.pool.mount import Mount, MountKind
-from forestage.pool.pin import Pinned, pin_chunks, pin_memory
-from forestage.pool.populate import Progress, advise_huge, bind_to_node, populate, transparent_huge_bytes
-from forestage.pool.table import READY, STARTING, STOPPED, RegionTable, encode_header, set_state
+from forestage.pool.pin import Pinned
+from forestage.pool.populate import Progress
+from forestage.pool.settings import PoolSettings
+from forestage.pool.table import AdoptedPage, RegionTable
 
 __all__ = ["PoolFile", "PoolSettings"]
 
 _log = logging.getLogger("forestage.pool")
-
-_HUGE_PAGE = 2 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """Section `[pool]` of the configuration.
-
-    `bytes` is an upper bound for the file; `pin`: auto, cuda, mlock or none; `hugepages`: auto, on or off;
-    `numa_node`: -1 leaves the choice to the kernel; `mode`: permissions of the file, whatever the umask.
-    """
-
-    path: str
-    bytes: int
-    pin: str = "auto"
-    hugepages: str = "auto"
-    numa_node: int = -1
-    mode: int = 0o660
 
 
 class PoolFile:
@@ -51,7 +34,8 @@ class PoolFile:
 
     `path` is absolute, `size` in bytes, `instance` 32 hex digits that no other start has, `generation` counts the
     starts at this path. `pinned` ("cuda", "mlock", "none") and `hugepages` ("hugetlbfs", "transparent", "none") say
-    what was achieved, not what was asked for; `huge_bytes` how much lies in huge pages.
+    what was achieved, not what was asked for; `huge_bytes` how much lies in huge pages. `adopted[i]` are the pages that
+    an earlier life left in region i, none if the file is new.
     """
 
     def __init__(
@@ -88,6 +72,7 @@ class PoolFile:
             )
             for region in geometry.regions
         ]
+        self.adopted: list[list[AdoptedPage]] = [[] for _ in geometry.regions]
         self._closed = False
 
     @classmethod
@@ -95,45 +80,99 @@ class PoolFile:
         cls,
         settings: PoolSettings,
         models: tuple[ModelLayout, ...],
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         *,
         roots: Roots | None = None,
     ) -> Self:
-        """Create the pool file, reserve and back all of it, pin it. Blocks for about 0.6 s a GiB: call it in a thread.
+        """Adopt the pool file at the path, or create one; reserve and back all of it, pin it.
 
-        `progress(done, total)`, in bytes, is called in this thread while memory is being backed; an exception from it
-        stops the start. Raises StartError, in one line with need, have and setting, when the path is owned by another
-        service or holds something else, or when mount, cgroup, memlock or machine cannot hold the pool.
+        Blocks for about 0.6 s a GiB, adopting 0.15 s: call it in a thread. `progress(done, total)`, in bytes, is called
+        in this thread while memory is being backed; an exception from it stops the start. Raises StartError, in one
+        line with need, have and setting, when the path is owned by another service or holds something else, or when
+        mount, cgroup, memlock or machine cannot hold the pool. A start that ends so leaves an adopted file as it was.
         """
-        _check_words(settings)
-        roots = roots or Roots()
-        path = os.path.abspath(settings.path)
-        mount = Mount.holding(path)
-        geometry, size = _size(settings, models, mount)
-        instance = os.urandom(16)
+        settings.check_words()
+        if not WORDS_AS_IN_FILE:
+            raise StartError("pool.path: the pool file needs a little-endian machine")
+        blueprint = Blueprint.draw(settings, models, roots or Roots())
         with ExitStack() as undo:
-            for directory in make_directory(path):
+            for directory in make_directory(blueprint.path):
                 undo.callback(_remove_empty, directory)
-            generation = _make_room(path, size, settings, mount, roots)
-            fd = create_owned(path, settings.mode)
+            old = Claim.take(blueprint)
+            pool = None
+            if old is not None:
+                undo.callback(old.close)
+                try:
+                    pool = cls._adopt(old, blueprint, progress)
+                except NotAdoptableError as reason:
+                    _log.warning("the pool at %s is replaced, and its pages are gone: %s", blueprint.path, reason)
+            if pool is None:
+                pool = cls._make(_make_room(old, blueprint), blueprint, progress)
+            undo.pop_all()
+        _log.info(
+            "pool of %s at %s, pinned: %s, huge pages: %s",
+            in_units(pool.size),
+            pool.path,
+            pool.pinned,
+            pool.hugepages,
+        )
+        return pool
+
+    @classmethod
+    def _make(cls, generation: int, blueprint: Blueprint, progress: Progress | None) -> Self:
+        """Create the file at a path where there is none."""
+        path = blueprint.path
+        with ExitStack() as undo:
+            fd = create_owned(path, blueprint.settings.mode)
             undo.callback(os.close, fd)
             undo.callback(remove_if_same, path, fd)
-            try:
-                head = encode_header(
-                    geometry, instance=instance, generation=generation, file_bytes=size, state=STARTING
-                )
-            except ValueError as error:
-                raise StartError(f"models: {error}") from error
-            mapping = _map(fd, size, head, mount)
+            instance = os.urandom(16)
+            mapping = _map_new(fd, blueprint.head(fd, instance, generation), blueprint)
             undo.callback(mapping.close)
-            pinned, huge = _back(fd, mapping, geometry, settings, mount, progress, roots)
+            huge = blueprint.back(fd, mapping, progress)
+            blueprint.check_huge(huge[1])
+            pinned = blueprint.pin(mapping)
             undo.callback(pinned.release)
             with memoryview(mapping) as memory:
                 set_state(memory, READY)
-            pool = cls(path, fd, mapping, geometry, instance.hex(), generation, pinned, huge)
+            pool = cls(path, fd, mapping, blueprint.geometry, instance.hex(), generation, pinned, huge)
             undo.pop_all()
-        _log.info("pool of %s at %s, pinned: %s, huge pages: %s", in_units(size), path, pinned.how, huge[0])
         return pool
+
+    @classmethod
+    def _adopt(cls, old: Claim, blueprint: Blueprint, progress: Progress | None) -> Self:
+        """Go on with the file of an earlier life. Nothing in it changes before all that can fail is done."""
+        check_file(old, blueprint)
+        if old.held_bytes < blueprint.size:  # killed while its memory was being backed
+            blueprint.check_room(blueprint.size - old.held_bytes)
+        with ExitStack() as undo:
+            mapping = blueprint.map(old.fd)
+            undo.callback(mapping.close)
+            check_tables(mapping, blueprint)
+            huge = blueprint.back(old.fd, mapping, progress)
+            try:
+                blueprint.check_huge(huge[1])
+            except StartError as error:
+                raise NotAdoptableError(error.detail) from error
+            pinned = blueprint.pin(mapping)
+            undo.callback(pinned.release)
+            instance, generation = os.urandom(16), old.generation + 1
+            pool = cls(old.path, old.fd, mapping, blueprint.geometry, instance.hex(), generation, pinned, huge)
+            pool._take_over(instance)
+            undo.pop_all()
+        return pool
+
+    def _take_over(self, instance: bytes) -> None:
+        """Make the tables and the header of an adopted file those of this start; a kill in between does no harm."""
+        set_state(self._memory, STARTING)
+        dropped = 0
+        for index, table in enumerate(self.tables):
+            self.adopted[index], freed = table.recover()
+            dropped += freed
+        set_start(self._memory, instance, self.generation)
+        set_state(self._memory, READY)
+        kept = sum(map(len, self.adopted))
+        _log.info("adopted the pool at %s: %d pages kept, %d dropped", self.path, kept, dropped)
 
     def shard_views(self, region_index: int, slot: int) -> tuple[memoryview, ...]:
         """Return one writable view a shard, each of exactly `Component.bytes` bytes. Valid as long as they are held."""
@@ -178,97 +217,35 @@ class PoolFile:
         del self._mapping
 
 
-def _check_words(settings: PoolSettings) -> None:
-    if settings.pin not in {"auto", "cuda", "mlock", "none"}:
-        raise StartError(f"pool.pin: {settings.pin!r} is none of auto, cuda, mlock, none")
-    if settings.hugepages not in {"auto", "on", "off"}:
-        raise StartError(f"pool.hugepages: {settings.hugepages!r} is none of auto, on, off")
-
-
-def _size(settings: PoolSettings, models: tuple[ModelLayout, ...], mount: Mount) -> tuple[Geometry, int]:
-    """Lay the file out; its size is a whole number of the mount's pages and at most `pool.bytes`."""
-    have, remark = settings.bytes, ""
-    if mount.kind is MountKind.HUGE_PAGES:
-        have, remark = have // mount.page_bytes * mount.page_bytes, f" in whole pages of {in_units(mount.page_bytes)}"
-    try:
-        geometry = lay_out(models, have)
-    except GeometryError as error:
-        raise StartError(f"pool.bytes: {error}{remark}") from error
-    return geometry, mount.round_up(geometry.used_bytes)
-
-
-def _make_room(path: str, size: int, settings: PoolSettings, mount: Mount, roots: Roots) -> int:
+def _make_room(old: Claim | None, blueprint: Blueprint) -> int:
     """Check that the pool fits and remove the file of an earlier start; return the generation of this one.
 
     Nothing is removed before the checks have passed. The resident pages of the old file go with it.
     """
-    old = Claim.take(path)
     if old is None:
-        _check_limits(size, 0, "", settings, mount, roots)
+        blueprint.check_room(blueprint.size)
         return 1
-    try:
-        freed, remark = old.freed_by_removal(roots)
-        _check_limits(size, freed, remark, settings, mount, roots)
-        old.remove()
-    finally:
-        old.close()
+    freed, remark = old.freed_by_removal(blueprint.roots)
+    blueprint.check_room(blueprint.size, freed, remark)
+    old.remove()
     # Now it shows whether a process that we could not see keeps the old file's memory.
-    _check_limits(size, 0, " (another process still maps the old pool file)", settings, mount, roots)
-    return old.header.generation + 1 if old.header else 1
+    blueprint.check_room(blueprint.size, remark=" (another process still maps the old pool file)")
+    return old.generation + 1
 
 
-def _check_limits(size: int, freed: int, remark: str, settings: PoolSettings, mount: Mount, roots: Roots) -> None:
-    limits.check_mount(mount, size, freed, remark)
-    limits.check_memory(mount, size, freed, roots)
-    if settings.pin == "mlock":
-        limits.check_memlock(size, roots)
-
-
-def _map(fd: int, size: int, head: bytes, mount: Mount) -> mmap.mmap:
+def _map_new(fd: int, head: bytes, blueprint: Blueprint) -> mmap.mmap:
     """Give the file its header before its size, so that it is a pool, or empty, whenever the process dies."""
     try:
-        if mount.kind is not MountKind.HUGE_PAGES:
+        if not blueprint.in_huge_pages:
             os.pwrite(fd, head, 0)
-        os.ftruncate(fd, size)
-        mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        os.ftruncate(fd, blueprint.size)
     except OSError as error:
-        raise StartError(
-            f"pool.bytes: need {in_units(size)} on {mount.directory}, cannot be mapped: {error.strerror}"
-        ) from error
-    if mount.kind is MountKind.HUGE_PAGES:
+        raise blueprint.unmappable(error) from error
+    mapping = blueprint.map(fd)
+    if blueprint.in_huge_pages:
         # hugetlbfs knows no write(); mmap has reserved the pages.
         mapping[: len(head)] = head
     return mapping
-
-
-def _back(
-    fd: int,
-    mapping: mmap.mmap,
-    geometry: Geometry,
-    settings: PoolSettings,
-    mount: Mount,
-    progress: Progress | None,
-    roots: Roots,
-) -> tuple[Pinned, tuple[str, int]]:
-    """Put memory behind every byte: placement, page size, content and pinning, in this order."""
-    size = len(mapping)
-    address = libc.address_of(mapping)
-    if settings.numa_node >= 0:
-        bind_to_node(address, size, settings.numa_node, roots)
-    advise_huge(address, size, settings.hugepages, mount)
-    populate(fd, mapping, mount, progress)
-    if mount.kind is MountKind.HUGE_PAGES:
-        huge = ("hugetlbfs", size)
-    else:
-        found = transparent_huge_bytes(address)
-        # The header was there before the advice, and the end need not fill a huge page.
-        if settings.hugepages == "on" and (found == 0 or found < size - 2 * _HUGE_PAGE):
-            raise StartError(
-                f"pool.hugepages: need {in_units(size)} in huge pages, have {in_units(found)} on {mount.directory}; "
-                "mount it with huge=advise, or use hugetlbfs"
-            )
-        huge = ("transparent" if found else "none", found)
-    return pin_memory(address, pin_chunks(geometry.regions, size), settings.pin), huge
 
 
 def _remove_empty(directory: str) -> None:
