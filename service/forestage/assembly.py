@@ -74,6 +74,11 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
         capacities = [regions[i].slots for i in mine]
         events = [pool.tables[i] for i in mine]
         pools[layout.name] = ModelPool(layout, capacities, events, config.lease.max_pinned_fraction)
+        for c, i in enumerate(mine):
+            # How recently they were used is not known any more; what leads to a page must outlast it.
+            adopted, pool.adopted[i] = pool.adopted[i], []
+            adopted.sort(key=lambda page: page.page, reverse=True)
+            pools[layout.name].adopt(c, [(page.slot, page.key) for page in adopted])
     settings = EngineSettings(
         budget_bytes=int(sum(region.data_bytes for region in regions) * config.prefetch.max_inflight_fraction),
         queue_limit=config.prefetch.queue_limit,

@@ -26,7 +26,7 @@ class SlotLog:
         assert self.visible[slot] is None
         self.filling[slot] = True
 
-    def publish(self, slot: int, key: bytes) -> None:
+    def publish(self, slot: int, key: bytes, page: int = 0) -> None:
         assert self.filling[slot]
         self.visible[slot], self.filling[slot] = key, False
 

@@ -71,14 +71,14 @@ class PageIndex:
             if slot is not None:
                 status[page] = held if holds[slot] else idle
 
-    def insert(self, slot: int, key: bytes, holds: int) -> None:
-        """Make a page that was just read resident, held `holds` times."""
+    def insert(self, slot: int, key: bytes, holds: int, *, fresh: bool = True) -> None:
+        """Make a page resident, held `holds` times; `fresh` says that it was just read from L3."""
         if key in self._slot_of or self._key_of[slot] is not None:
             raise RuntimeError(f"slot {slot} or its key is resident already")
         self._slot_of[key] = slot
         self._key_of[slot] = key
         self._holds[slot] = holds
-        self._fresh[slot] = 1
+        self._fresh[slot] = fresh
         if not holds:
             self._evictable[slot] = None
 

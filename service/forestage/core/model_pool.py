@@ -121,7 +121,7 @@ class ModelPool:
         """The page is whole and verified: resident, held once by each subscriber."""
         c = load.component
         del self.loads[c][load.key]
-        self._events[c].publish(load.slot, load.key)
+        self._events[c].publish(load.slot, load.key, load.page)
         self.slots[c].publish(load.slot)
         self.index[c].insert(load.slot, load.key, len(load.subscribers))
 
@@ -159,6 +159,15 @@ class ModelPool:
         load.subscribers.append(job)
         if load.read is not None:
             load.read.stopped = False
+
+    def adopt(self, component: int, pages: Sequence[tuple[int, bytes]]) -> None:
+        """Make pages (slot, key) resident that lay in free slots at the start; the first is evicted first.
+
+        Nobody holds them, readers of the pool see them already, and they count neither as used nor as unused.
+        """
+        self.slots[component].adopt(slot for slot, _ in pages)
+        for slot, key in pages:
+            self.index[component].insert(slot, key, 0, fresh=False)
 
     def drop(self, component: int, slots: Iterable[int]) -> None:
         """Release one hold each and free those that nobody else holds."""

@@ -4,6 +4,7 @@ Law: free + reserved + filling + resident == capacity, and the free list names e
 Every transition is checked: a slot that is not in the state its mover believes is a defect, not a condition.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Protocol
 
@@ -23,8 +24,8 @@ class SlotEvents(Protocol):
     def begin_fill(self, slot: int) -> None:
         """The content of `slot` may change from now on."""
 
-    def publish(self, slot: int, key: bytes) -> None:
-        """`slot` holds the whole page `key` from now on."""
+    def publish(self, slot: int, key: bytes, page: int = 0) -> None:
+        """`slot` holds the whole page `key` from now on, number `page` of its prefix."""
 
     def clear(self, slot: int) -> None:
         """`slot` holds no page any more."""
@@ -83,6 +84,12 @@ class Slots:
             raise RuntimeError(f"slot {slot} given back twice")
         self._move(slot, state, 0)
         self._free.append(slot)
+
+    def adopt(self, slots: Iterable[int]) -> None:
+        """Free to resident: pages that were there before the service started. O(capacity), however many they are."""
+        for slot in slots:
+            self._move(slot, 0, 3)
+        self._free = [slot for slot in self._free if not self._state[slot]]
 
     def _move(self, slot: int, before: int, after: int) -> None:
         if self._state[slot] != before:
