@@ -267,6 +267,34 @@ async def test_replies_due_are_bounded(stub: RedisStub, storage: RedisStorage) -
     assert stub.accepted == 1
 
 
+async def test_large_replies_due_are_bounded_over_all_connections(stub: RedisStub) -> None:
+    """Two at a time of more than 8 MiB; who waits for them can be stopped, cancelled, and gets its turn."""
+    storage = RedisStorage(stub.url, connections=4, probe_timeout_s=10, stall_timeout_s=10)
+    model, pages = hybrid(shards=1, kv_bytes=9 << 20), keys(6)
+    await store(storage, model, KV, *pages)
+    stub.on("GET", hold=True)
+    landings = [Landing(model, KV, [page]) for page in pages]
+    running = [asyncio.create_task(storage.read_into(model, one.reads, one.report)) for one in landings]
+    await until(lambda: stub.count("GET") == 2 and storage.num_links == 4)
+    asked = [words[1] for words in (command.words for command in stub.commands("GET"))]
+    waiting = [number for number in range(4) if name(pages[number], model) not in asked]
+    landings[waiting[0]].reads[0].stopped = True
+    await asyncio.wait_for(running[waiting[0]], 1.0)
+    assert landings[waiting[0]].outcomes() == [STOPPED]
+    running[waiting[1]].cancel()
+    await asyncio.wait_for(asyncio.wait([running[waiting[1]]]), 1.0)
+    assert landings[waiting[1]].outcomes() == [STOPPED]
+    storage.check_integrity()
+    assert stub.count("GET") == 2
+    stub.release()
+    await asyncio.wait_for(asyncio.wait(running), 10.0)
+    for number, landing in enumerate(landings):
+        landing.check()
+        assert landing.outcomes() == [STOPPED if number in waiting else LOADED]
+    storage.check_integrity()
+    await storage.aclose()
+
+
 async def test_connections_are_bounded(stub: RedisStub) -> None:
     storage = RedisStorage(stub.url, connections=2, probe_timeout_s=10, stall_timeout_s=10)
     chains = [keys(4, f"chain {n}") for n in range(25)]

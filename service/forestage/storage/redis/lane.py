@@ -19,6 +19,7 @@ from forestage.storage.redis.reply_stream import Value
 
 __all__ = ["Lane"]
 
+_TICK_S = 0.05
 _FAILURES = {Value.NIL: ReadOutcome.MISSING, Value.ODD: ReadOutcome.CORRUPT}
 
 
@@ -34,7 +35,8 @@ class Lane(Errand[ValueRead]):
             node: whose values they are.
             values: in order.
             batch: hears of the end of each.
-            window_bytes: about so many bytes of replies may be due at once, but at least one reply.
+            window_bytes: about so many bytes of replies may be due at once on its connection, but at least one reply;
+                larger ones need leave from the node.
             asking: the values are on their way to this node, which answers for them only behind an ASKING.
         """
         super().__init__(node, values)
@@ -49,9 +51,11 @@ class Lane(Errand[ValueRead]):
         try:
             self._converse(link)
         finally:
-            self.todo.extendleft(reversed([*self._refused, *self._asked]))
-            self._asked.clear()
+            undone = [*self._refused, *self._asked]
             self._refused.clear()
+            while self._asked:
+                self._settle()
+            self.todo.extendleft(reversed(undone))
 
     def _converse(self, link: Link) -> None:
         asked, half = self._asked, self._window_bytes // 2
@@ -67,11 +71,11 @@ class Lane(Errand[ValueRead]):
             try:
                 outcome = self._receive(link, value, len(asked) - 1)
             except OversizeError:
-                asked.popleft()
+                self._settle()
                 self._batch.end(value, ReadOutcome.CORRUPT)
                 raise
             except ReplyError as error:
-                asked.popleft()
+                self._settle()
                 # 1. not a string, so not ours; 2. to be asked elsewhere; 3. the server does not serve at all
                 if error.code == "WRONGTYPE":
                     self._batch.end(value, ReadOutcome.CORRUPT)
@@ -81,7 +85,7 @@ class Lane(Errand[ValueRead]):
                     self._refused.append(value)
                     refusal = error
                 continue
-            asked.popleft()
+            self._settle()
             self._batch.end(value, outcome)
         if refusal is not None:
             raise LinkError(f"the server refuses to read: {refusal}") from refusal
@@ -90,20 +94,41 @@ class Lane(Errand[ValueRead]):
         """Send GETs for the next values, `room` bytes of replies but at least one; return how many bytes they bring."""
         pieces = []
         taken = 0
-        while self.todo and (taken < room or not self._asked):
-            value = self.todo.popleft()
-            if self._batch.is_lost(value):
-                self._batch.end(value, ReadOutcome.STOPPED)
+        todo, asked, batch = self.todo, self._asked, self._batch
+        while todo and (taken < room or not asked):
+            value = todo[0]
+            if batch.is_lost(value):
+                todo.popleft()
+                batch.end(value, ReadOutcome.STOPPED)
                 continue
-            self._asked.append(value)
+            size = len(value.view)
+            if size > self._window_bytes and not self.node.allowance.take(size):
+                if asked:
+                    break
+                self._wait_for_leave(link)
+                continue
+            todo.popleft()
+            asked.append(value)
             value.page.progress += 1
             if self._asking:
                 pieces.append(ASKING)
             pieces.append(get(value.redis_name()))
-            taken += len(value.view)
+            taken += size
         if pieces:
             link.send(b"".join(pieces))
         return taken
+
+    def _settle(self) -> None:
+        """Take note that the oldest reply came, or will not come."""
+        size = len(self._asked.popleft().view)
+        if size > self._window_bytes:
+            self.node.allowance.give_back(size)
+
+    def _wait_for_leave(self, link: Link) -> None:
+        """Wait a moment: the server has large replies to send on other connections."""
+        self.node.allowance.wait(_TICK_S)
+        if self.is_broken_off or not self.node.trusts(link):
+            raise LinkError("given up while it waited for replies on other connections")
 
     def _receive(self, link: Link, value: ValueRead, due: int) -> ReadOutcome:
         replies, shard, page, view = link.replies, value.shard, value.page, value.view

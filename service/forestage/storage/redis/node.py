@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from forestage.core.errors import StorageUnavailableError
+from forestage.storage.redis.allowance import Allowance
 from forestage.storage.redis.link import Link
 from forestage.storage.threads import Threads
 
@@ -16,6 +17,7 @@ __all__ = ["Node"]
 # Connections beside the readers': a probe or a write never waits for a bulk read.
 _PROBERS = 2
 _WRITERS = 2
+_LARGE_REPLIES_BYTES = 16 << 20
 
 
 class Node:
@@ -34,6 +36,7 @@ class Node:
         self.readers = Threads(f"redis-read-{name}", num_readers, spares=num_readers)
         self.probers = Threads(f"redis-probe-{name}", _PROBERS)
         self.writers = Threads(f"redis-write-{name}", _WRITERS)
+        self.allowance = Allowance(_LARGE_REPLIES_BYTES)
         self._max_idle = num_readers + _PROBERS + _WRITERS
         self._lock = threading.Lock()
         self._idle: list[Link] = []
@@ -76,6 +79,10 @@ class Node:
             del self._born[link]
         link.close()
 
+    def trusts(self, link: Link) -> bool:
+        """Say whether no connection to this server failed since `link`, which was taken, was made."""
+        return self._born[link] == self._num_flushes
+
     def flush(self) -> None:
         """Close what is idle, and whatever is in use as soon as it comes back: the server is gone or another one."""
         with self._lock:
@@ -94,8 +101,8 @@ class Node:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a law does not hold."""
-        for threads in (self.readers, self.probers, self.writers):
-            threads.check_integrity()
+        for part in (self.readers, self.probers, self.writers, self.allowance):
+            part.check_integrity()
         with self._lock:
             if len(set(self._idle)) != len(self._idle) or not set(self._idle) <= set(self._born):
                 raise AssertionError("an idle connection is listed twice, or is not open")
