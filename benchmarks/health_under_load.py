@@ -1,7 +1,6 @@
 """How long `/healthz` takes while the service reads at full speed; prints one row a page size.
 
-The service runs as a process of its own; 1 GiB is read from files by default, again and again with another key chain while
-the probe asks, and the reads of one round are all done before the next begins.
+The service runs as a process of its own; 1 GiB is read from files by default, again and again, while the probe asks.
 """
 
 import argparse
@@ -22,6 +21,7 @@ from forestage.config import load
 from forestage.storage.files import FileStorage
 from forestage_client import Client
 
+_COUNTS = ("page", "probes")
 _CONFIG = """
 [server]
 port = 0
@@ -164,7 +164,7 @@ def main() -> None:
     print(f"/healthz in ms while {arguments.mib} MiB are read from files, {arguments.rounds} rounds")
     print("   ".join(f"{name:>9}" for name in rows[0]))
     for row in rows:
-        print("   ".join(f"{value:>9.2f}" if isinstance(value, float) else f"{value:>9}" for value in row.values()))
+        print("   ".join(f"{value:>9.0f}" if name in _COUNTS else f"{value:>9.2f}" for name, value in row.items()))
 
 
 if __name__ == "__main__":

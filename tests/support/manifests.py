@@ -15,10 +15,8 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 
 def payload(key: str, component: str, rank: int, size: int) -> bytes:
     """Recompute a payload by the samples' rule."""
-    blocks = []
-    for i in range(-(-size // 32)):
-        blocks.append(hashlib.sha256(f"forestage-sample-v1|{key}|{component}|{rank}|{i}".encode()).digest())
-    return b"".join(blocks)[:size]
+    names = (f"forestage-sample-v1|{key}|{component}|{rank}|{i}" for i in range(-(-size // 32)))
+    return b"".join(hashlib.sha256(name.encode()).digest() for name in names)[:size]
 
 
 @dataclass(frozen=True)
@@ -64,4 +62,5 @@ class Sample:
     def keys(self, request: dict[str, Any]) -> list[str]:
         """The page keys that a case asks for."""
         keys: list[str] = self.manifest["chains"][request["chain"]]["keys"][: request["first_pages"]]
-        return keys + self.manifest["unknown_keys"][: request.get("then_unknown", 0)]
+        unknown: list[str] = self.manifest["unknown_keys"][: request.get("then_unknown", 0)]
+        return keys + unknown
