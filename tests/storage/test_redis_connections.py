@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -180,6 +181,15 @@ async def test_a_page_is_whole_although_the_next_reply_does_not_come(stub: Redis
     assert await read(storage, *pages) == [LOADED] * 6
 
 
+async def test_nobody_waits_for_bytes_that_do_not_come(storage: RedisStorage) -> None:
+    pages = keys(80)
+    await store(storage, MODEL, KV, *pages)
+    began = time.monotonic()
+    for page in pages:
+        assert await read(storage, page) == [LOADED]
+    assert time.monotonic() - began < 3.0  # such a wait lasts 50 ms, 4 s in all
+
+
 async def test_a_silent_server_is_given_up(stub: RedisStub) -> None:
     storage = RedisStorage(stub.url, connections=1, probe_timeout_s=5, stall_timeout_s=0.1)
     pages = keys(3)
@@ -224,6 +234,35 @@ async def test_what_nobody_wants_is_left_when_it_does_not_come(stub: RedisStub, 
     assert landing.outcomes() == [LOADED, STOPPED, STOPPED, STOPPED]
     stub.release()
     assert await read(storage, *pages) == [LOADED] * 4
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stalled"])
+async def test_who_still_connects_is_not_waited_for(stub: RedisStub, how: str) -> None:
+    """Nothing of it touches a slot later."""
+    storage = RedisStorage(stub.url.replace("//", "//me:pw@"), connections=1, probe_timeout_s=10, stall_timeout_s=10)
+    stub.on("AUTH", hold=True)
+    pages = keys(4)
+    for page in pages:
+        stub.values[name(page)] = bytes(65536 + 96)
+    landing = Landing(MODEL, KV, pages)
+    reading = asyncio.create_task(storage.read_into(MODEL, landing.reads, landing.report))
+    await until(lambda: stub.count("AUTH") == 1)
+    if how == "cancelled":
+        reading.cancel()
+    else:
+        storage.stalled(landing.reads)
+    await asyncio.wait_for(asyncio.wait([reading]), 1.0)
+    assert landing.outcomes() == [STOPPED] * 4
+    node = storage._directory.only_node
+    assert node is not None
+    assert node.readers.stalled == 1
+    stub.heal()
+    await until(lambda: node.readers.stalled == 0)  # it has connected now
+    assert await read(storage, keys(1, "other")[0]) == [MISSING]
+    assert [command.words[1] for command in stub.commands("GET")] == [name(keys(1, "other")[0])]
+    assert landing.memory == b"\xa5" * len(landing.memory)
+    storage.check_integrity()
+    await storage.aclose()
 
 
 async def test_closing_ends_what_runs(stub: RedisStub, storage: RedisStorage) -> None:
