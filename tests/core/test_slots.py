@@ -53,6 +53,16 @@ def test_all_slots_can_be_taken_once() -> None:
         slots.take()
 
 
+def test_slots_can_be_adopted_as_they_were() -> None:
+    slots = Slots(5)
+    slots.adopt([3, 0])
+    assert (slots.free, slots.resident) == (3, 2)
+    assert sorted(slots.take() for _ in range(3)) == [1, 2, 4]
+    with pytest.raises(RuntimeError):
+        slots.adopt([1])
+    slots.check_integrity()
+
+
 def test_counts_follow_random_moves() -> None:
     rng = random.Random(1)
     slots = Slots(20)

@@ -23,6 +23,8 @@ from model.oracle import check_shortfall, expect_plan, is_boundary, largest_usab
 from support.engine_driver import EngineDriver, chain, model_of
 
 EXAMPLES = os.environ.get("FORESTAGE_MODEL_EXAMPLES")
+pytestmark = pytest.mark.timeout(0 if EXAMPLES else 120)
+
 MAX_PAGES = 12
 
 FAILURES = [Reason.VANISHED, Reason.CORRUPT, Reason.STORAGE_ERROR]
