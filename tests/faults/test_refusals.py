@@ -162,14 +162,6 @@ def test_a_situation(tmp_path: Path, situation: str) -> None:
         assert not (tmp_path / "pool").exists()
 
 
-def test_a_dead_unix_socket_is_replaced(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(tmp_path / "s"))
-    with running(write_config(tmp_path, server=f'port = 0\nuds = "{tmp_path}/s"')) as service:
-        assert service.stop() == 0
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_pool_that_is_too_small_for_its_slots(tmp_path: Path) -> None:
     config = write_config(tmp_path, slots=100_000, pool_bytes="8MiB")
     code, errors = start_refused(config)
