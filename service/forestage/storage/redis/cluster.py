@@ -5,6 +5,7 @@ Law: every slot is with one node of `_nodes` or with none; a node without slots 
 
 import asyncio
 import time
+from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Sequence
 
 from redis.crc import key_slot
@@ -67,8 +68,10 @@ class Cluster(Directory):
         elif self._clock() - self._looked_at > _LOOK_AGAIN_S and not self._all_well():
             self._begin_look()
 
-    def node_of(self, name: bytes) -> Node | None:
-        return self._slots[key_slot(name)]
+    def nodes_of(self, names: Sequence[bytes]) -> Sequence[Node | None]:
+        slots = self._slots
+        # What follows a brace in a page key may be a hash tag; nearly all names are without.
+        return [slots[key_slot(name) if b"{" in name else crc_hqx(name, 0) % NUM_SLOTS] for name in names]
 
     def follow(self, error: ReplyError) -> Detour | None:
         # "MOVED 3999 host:port", "ASK 3999 host:port", "TRYAGAIN Multiple keys request during rehashing of slot"

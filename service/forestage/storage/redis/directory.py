@@ -36,12 +36,12 @@ class Directory(ABC):
         """Know some distribution of keys. Raises StorageUnavailableError when nobody tells it."""
 
     @abstractmethod
-    def node_of(self, name: bytes) -> Node | None:
-        """Return the node that has a key, None when nobody has."""
+    def nodes_of(self, names: Sequence[bytes]) -> Sequence[Node | None]:
+        """Return the node that has each key, None where nobody has."""
 
     @abstractmethod
     def follow(self, error: ReplyError) -> Detour | None:
-        """Take in a redirection; say where to go now, None for wherever `node_of` says."""
+        """Take in a redirection; say where to go now, None for wherever `nodes_of` says."""
 
     @abstractmethod
     def admit(self, node: Node) -> Ticket:
@@ -93,8 +93,8 @@ class OneServer(Directory):
     async def ready(self) -> None:
         pass
 
-    def node_of(self, name: bytes) -> Node:
-        return self._node
+    def nodes_of(self, names: Sequence[bytes]) -> Sequence[Node | None]:
+        return [self._node] * len(names)
 
     def follow(self, error: ReplyError) -> Detour | None:
         self._node.flush()  # a primary no more

@@ -4,6 +4,7 @@ Law: when `carry` returns or raises, no thread uses what it was given; each thin
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -106,13 +107,19 @@ class Dispatch(Generic[T, E]):
         directory = self.directory
         if directory.only_node is not None:
             return {(directory.only_node, False): things}
-        name_of, node_of, detours = self.kind.name_of, directory.node_of, self._detours
-        shares: dict[tuple[Node | None, bool], list[T]] = {}
-        for thing in things:
-            detour = detours.pop(thing, None) if detours else None
-            place = (detour.node, detour.asking) if detour else (node_of(name_of(thing)), False)
-            shares.setdefault(place, []).append(thing)
-        return dict(shares)
+        shares: dict[tuple[Node | None, bool], Sequence[T]] = {}
+        if self._detours:
+            for thing, detour in self._detours.items():
+                shares[detour.node, detour.asking] = [*shares.get((detour.node, detour.asking), ()), thing]
+            things = [thing for thing in things if thing not in self._detours]
+            self._detours.clear()
+        by_node: dict[Node | None, list[T]] = defaultdict(list)
+        for thing, node in zip(things, self._nodes_of(things), strict=True):
+            by_node[node].append(thing)
+        return shares | {(node, False): share for node, share in by_node.items()}
+
+    def _nodes_of(self, things: Sequence[T]) -> Sequence[Node | None]:
+        return self.directory.nodes_of([self.kind.name_of(thing) for thing in things])
 
     def _judge(self, errand: E, ticket: Ticket) -> None:
         is_well: bool | None = errand.failure is None
@@ -142,8 +149,8 @@ class Dispatch(Generic[T, E]):
             if errand.todo:
                 self.failure = errand.failure or StorageUnavailableError(f"{errand.node.name} does not answer")
                 await self.directory.look_again(errand.node)
-                for thing in errand.todo:
-                    node = self.directory.node_of(self.kind.name_of(thing))
+                undone = list(errand.todo)
+                for thing, node in zip(undone, self._nodes_of(undone), strict=True):
                     (left if node in (None, errand.node) else again).append(thing)
         if wants_a_pause:
             await asyncio.sleep(_PAUSE_S * (attempt + 1))

@@ -1,72 +1,71 @@
-"""From a probe to the names it asks for, and from flags back to masks."""
+"""From a probe to the names it asks for, block by block, and from flags back to masks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forestage.core.layout import ModelLayout
-from forestage.storage.base import Presence, Probe
+from forestage.storage.base import Probe
 from forestage.storage.redis.names import ShardName
 
-__all__ = ["ProbePlan", "plan_probe"]
+__all__ = ["ProbeBlock", "probe_blocks"]
+
+# So many names a block: one round trip for nearly every probe, and no more than a few milliseconds on the event loop.
+_BLOCK_NAMES = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePlan:
-    """All names of a probe, in one list: span after span, each of one shard's pages from `first` to the last."""
+class ProbeBlock:
+    """The names of some pages of a probe, in one list: span after span, each of one shard's pages."""
 
     names: list[bytes]
     spans: tuple[tuple[int, int], ...]  # component index, first page
+    begin: int
+    end: int
 
-    def presence(self, model: ModelLayout, probe: Probe, flags: bytes | bytearray) -> Presence:
-        """Return the answer; `flags[i]` is 1 where `names[i]` exists."""
-        num_pages = len(probe.keys)
-        masks = [bytearray(num_pages) for _ in model.components]
+    def enter(self, masks: Sequence[bytearray], flags: bytes | bytearray) -> None:
+        """Enter into the masks what was answered; `flags[i]` is 1 where `names[i]` exists."""
         at = 0
         for number, (component, first) in enumerate(self.spans):
-            found = flags[at : at + num_pages - first]
+            found = flags[at : at + self.end - first]
             at += len(found)
-            mask = masks[component]
             if number and self.spans[number - 1][0] == component:
-                found = _both(mask[first:], found)
-            mask[first:] = found
-        end = _first_gap(probe, [masks[component] for component in model.every_page])
-        for mask in masks:
-            mask[end:] = bytes(num_pages - end)
-        return Presence(tuple(masks))
+                found = _both(masks[component][first : self.end], found)
+            masks[component][first : self.end] = found
+
+    def first_gap(self, model: ModelLayout, probe: Probe, masks: Sequence[bytearray]) -> int | None:
+        """Return the first page of this block that ends the prefix: neither known nor whole."""
+        first = max(self.begin, probe.first_page)
+        if first >= self.end:
+            return None
+        whole = bytes(b"\1" * (self.end - first))
+        for component in model.every_page:
+            whole = _both(whole, masks[component][first : self.end])
+        page = whole.find(0)
+        while page >= 0 and probe.known[first + page]:
+            page = whole.find(0, page + 1)
+        return None if page < 0 else first + page
 
 
-def plan_probe(model: ModelLayout, probe: Probe, names: Sequence[Sequence[ShardName]]) -> ProbePlan:
-    """Return what to ask; `names` are those of the model, by component."""
-    asked: list[bytes] = []
-    spans = []
-    for index, component in enumerate(model.components):
-        first = probe.first_tail if component.is_tail else probe.first_page
-        keys = probe.keys[first:]
-        if not keys:
-            continue
-        for shard in names[index]:
-            head = shard.head
-            asked += [head + key for key in keys]
-            spans.append((index, first))
-    return ProbePlan(asked, tuple(spans))
+def probe_blocks(model: ModelLayout, probe: Probe, names: Sequence[Sequence[ShardName]]) -> Iterator[ProbeBlock]:
+    """Yield what to ask, in prefix order; `names` are those of the model, by component."""
+    per_page = sum(len(shards) for shards in names)
+    step = max(1, _BLOCK_NAMES // per_page)
+    for begin in range(min(probe.first_page, probe.first_tail), len(probe.keys), step):
+        end = min(begin + step, len(probe.keys))
+        asked: list[bytes] = []
+        spans = []
+        for index, component in enumerate(model.components):
+            first = max(begin, probe.first_tail if component.is_tail else probe.first_page)
+            keys = probe.keys[first:end]
+            if not keys:
+                continue
+            for shard in names[index]:
+                head = shard.head
+                asked += [head + key for key in keys]
+                spans.append((index, first))
+        yield ProbeBlock(asked, tuple(spans), begin, end)
 
 
 def _both(some: bytes | bytearray, others: bytes | bytearray) -> bytes:
     both = int.from_bytes(some, "big") & int.from_bytes(others, "big")
     return both.to_bytes(len(some), "big")
-
-
-def _first_gap(probe: Probe, masks: Sequence[bytearray]) -> int:
-    """Return the first page that ends the prefix: neither known nor whole."""
-    first = probe.first_page
-    end = len(probe.keys)
-    whole = bytes(end - first) if not masks else bytes(masks[0][first:])
-    for mask in masks[1:]:
-        whole = _both(whole, mask[first:])
-    gone = first
-    while (gap := whole.find(0, gone - first)) >= 0:
-        gone = first + gap
-        if not probe.known[gone]:
-            return gone
-        gone += 1
-    return end

@@ -22,7 +22,7 @@ from forestage.storage.redis.lane import Lane
 from forestage.storage.redis.names import Names, ShardName
 from forestage.storage.redis.node import Node
 from forestage.storage.redis.order import Change, Order
-from forestage.storage.redis.probing import plan_probe
+from forestage.storage.redis.probing import probe_blocks
 from forestage.storage.redis.question import Question
 from forestage.storage.redis.scan import scan_pages, scan_values
 from forestage.storage.redis.sentinel import Sentinels
@@ -107,8 +107,17 @@ class RedisStorage(Storage):
         await self._ask([f"{self._names.prefix}:".encode()])
 
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
-        plan = plan_probe(model, probe, self._names.of(model))
-        return plan.presence(model, probe, await self._ask(plan.names))
+        self._require_open()
+        num_pages = len(probe.keys)
+        masks = tuple(bytearray(num_pages) for _ in model.components)
+        for block in probe_blocks(model, probe, self._names.of(model)):
+            block.enter(masks, await self._ask(block.names))
+            gap = block.first_gap(model, probe, masks)
+            if gap is not None:
+                for mask in masks:
+                    mask[gap:] = bytes(num_pages - gap)
+                break
+        return Presence(masks)
 
     async def read_into(self, model: ModelLayout, reads: Sequence[PageRead], report: Report) -> None:
         if not reads:
@@ -189,8 +198,6 @@ class RedisStorage(Storage):
     async def _ask(self, names: list[bytes]) -> bytearray:
         """Return which names exist: 1 for each that does. Raises StorageUnavailableError when no node answers."""
         self._require_open()
-        if not names:
-            return bytearray()
 
         def make(node: Node, places: Sequence[int], asking: bool) -> Question:
             return Question(node, places, names, asking=asking)
