@@ -7,7 +7,7 @@ import pytest
 from forestage.core.engine import EngineSettings
 from forestage.core.errors import StoppingError
 from forestage.core.job import Job, JobState, Outcome, Reason
-from support.engine_driver import EngineDriver, chain, kv_model
+from support.engine_driver import EngineDriver, ReadFlag, chain, kv_model
 
 KEYS = chain("a", 8)
 SETTLE = 0.02
@@ -318,6 +318,25 @@ def test_a_tail_state_that_comes_while_settling_ends_the_job_whatever_else_was_a
     driver.end_read(driver.flight(KEYS[7], 1))
     assert (job.done, job.ready, job.outcome, job.shortfall) == (True, 8, Outcome.COMPLETE, {})
     assert [load.key for load in driver.in_flight] == [KEYS[3]]
+
+
+def test_a_read_that_is_still_wanted_after_a_cut_is_not_stopped_for_a_moment() -> None:
+    """A reader that looked just then would give up the very state that the job waits for."""
+    driver = _hybrid_driver([4, 8], tail_slots=2)
+    job = driver.submit(KEYS)
+    driver.answer_probes()
+    driver.begin_all_reads()
+    for key in KEYS:
+        driver.end_read(driver.flight(key))
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    flag = driver.flight(KEYS[7], 1).read
+    assert isinstance(flag, ReadFlag)
+    assert flag.stops == 0
+    other = driver.submit(KEYS[:7])
+    driver.answer_probes()
+    driver.begin_all_reads()
+    driver.engine.stop(job, Reason.CANCELLED, driver.now)
+    assert (flag.stops, other.granted) == (1, 4)
 
 
 def test_a_deadline_ends_the_settling_too() -> None:

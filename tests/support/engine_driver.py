@@ -34,11 +34,21 @@ class SlotLog:
         self.visible[slot], self.filling[slot] = None, False
 
 
-@dataclass(slots=True, eq=False)
 class ReadFlag:
-    """The read behind a load, as far as the engine sees it."""
+    """The read behind a load, as far as the engine sees it. It remembers each stop: a reader looks at any moment."""
 
-    stopped: bool
+    def __init__(self, stopped: bool) -> None:
+        self._stopped = stopped
+        self.stops = int(stopped)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @stopped.setter
+    def stopped(self, stopped: bool) -> None:
+        self._stopped = stopped
+        self.stops += stopped
 
 
 def model_of(*components: Component, name: str = "m") -> ModelLayout:

@@ -318,14 +318,11 @@ class Engine:
         if not job.stopped or limit < job.cut_at:
             job.stop_reason = reason
         job.aim = job.cut_at = limit
-        given_up = [load for c in job.layout.tails for load in job.pending[c].values() if load.filling]
-        # What lies behind the cut goes back first, so that the settling read finds the job's own tail slots.
-        for c, component in enumerate(job.layout.components):
-            everything = 0 if component.is_tail else limit
-            self._unwant(job, c, [page for page in job.pending[c] if page >= everything])
-            release(pool, job, c, [page for page in job.holds[c] if page >= everything], drop_from=limit)
+        for c in job.layout.every_page:
+            self._unwant(job, c, [page for page in job.pending[c] if page >= limit])
+            release(pool, job, c, [page for page in job.holds[c] if page >= limit], drop_from=limit)
         if job.layout.tails:
-            aim_below_cut(pool, job, given_up, self.admission.add_promise)
+            aim_below_cut(pool, job, self.admission.add_promise)
             self.admission.set_promise(job, max(self.admission.promised_to(job), owned_bytes(job)))
             # Behind what is still to come of the pages before them, unless that is all here.
             add = self._queue.add if job.settle_by is None else self._queue.add_in_front

@@ -57,11 +57,22 @@ def taken(job: Job, load: Load) -> int:
     return page
 
 
-def unwant(pool: ModelPool, job: Job, c: int, pages: Iterable[int], on_heir: Callable[[Job, int], None]) -> None:
-    """Stop waiting for pages. `on_heir(job, bytes)` is told who carries on with a read that this job owned."""
+def unwant(
+    pool: ModelPool,
+    job: Job,
+    c: int,
+    pages: Iterable[int],
+    on_heir: Callable[[Job, int], None],
+    *,
+    stop: bool = True,
+) -> None:
+    """Stop waiting for pages. `on_heir(job, bytes)` is told who carries on with a read that this job owned.
+
+    With `stop` false, reads that nobody wants any more go on until the caller stops them.
+    """
     for page in pages:
         load = job.pending[c].pop(page)
-        pool.unsubscribe(load, job)
+        pool.unsubscribe(load, job, stop=stop)
         if load.owner is job and load.subscribers:
             load.owner = load.subscribers[0]
             on_heir(load.owner, job.layout.components[c].slot_bytes)

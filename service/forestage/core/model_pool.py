@@ -142,14 +142,20 @@ class ModelPool:
         self._stalled[load.component].add(load)
         load.stalled = True
 
-    def unsubscribe(self, load: Load, job: Job) -> None:
-        """A job does not want the page any more; the last one to go stops the read."""
+    def unsubscribe(self, load: Load, job: Job, *, stop: bool = True) -> None:
+        """A job does not want the page any more; the last one to go stops the read.
+
+        With `stop` false the caller calls `stop_unwanted` once it knows that nobody comes back to it.
+        """
         load.subscribers.remove(job)
-        if load.subscribers:
-            return
-        if not load.filling:
+        if not load.subscribers and not load.filling:
             self.discard(load)
-        elif load.read is not None:
+        elif stop:
+            self.stop_unwanted(load)
+
+    def stop_unwanted(self, load: Load) -> None:
+        """Stop the read of a page that nobody wants any more."""
+        if not load.subscribers and load.read is not None:
             load.read.stopped = True
 
     def subscribe(self, load: Load, job: Job) -> None:

@@ -4,9 +4,9 @@ Law: everything resident below the aim is held before the first slot is taken, s
 the tail states of `ready`, that a job which said it has them can fall back on, are held as long as it runs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from forestage.core.holdings import hold, holds_window, unwant, want, within_reach
+from forestage.core.holdings import hold, holds_window, release, unwant, want, within_reach
 from forestage.core.job import Job
 from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
@@ -27,12 +27,18 @@ def aim(pool: ModelPool, job: Job, prefix: PrefixMap, target: int) -> None:
         want(pool, job, c, [page for page in prefix.missing_pages(c, pages) if page not in pending])
 
 
-def aim_below_cut(pool: ModelPool, job: Job, given_up: Iterable[Load], on_heir: Callable[[Job, int], None]) -> None:
+def aim_below_cut(pool: ModelPool, job: Job, on_heir: Callable[[Job, int], None]) -> None:
     """Wait for the tail states of the largest boundary below the cut that can still be reached.
 
-    The job has given up its tail states before. Where a slot is missing because a read of them is still going on
-    (`given_up`), the job aims lower for now; it should aim again when such a read, one of `job.draining`, has ended.
+    The job gives up its tail states first, so that the others find its own slots. Where a slot is missing because a
+    read that was given up is still going on, the job aims lower for now; it should aim again when such a read, one
+    of `job.draining`, has ended.
     """
+    given_up: list[Load] = []
+    for c in job.layout.tails:
+        given_up += [load for load in job.pending[c].values() if load.filling]
+        unwant(pool, job, c, list(job.pending[c]), on_heir, stop=False)
+        release(pool, job, c, list(job.holds[c]), drop_from=job.cut_at)
     prefix = pool.survey(job.keys, job.request.device_pages, job.masks)
     best = prefix.largest_boundary(job.cut_at)
     target = _largest_that_fits(pool, job, prefix, best)
@@ -52,7 +58,10 @@ def aim_below_cut(pool: ModelPool, job: Job, given_up: Iterable[Load], on_heir: 
             aim(pool, job, prefix, below)
     job.draining = {load for load in job.draining if job not in load.subscribers}
     for load in job.draining:
-        load.drained_for = (*load.drained_for, job)
+        if job not in load.drained_for:
+            load.drained_for = (*load.drained_for, job)
+    for load in given_up:
+        pool.stop_unwanted(load)
     job.cut_at = min(job.cut_at, within_reach(job))
 
 
