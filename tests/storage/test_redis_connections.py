@@ -14,6 +14,7 @@ from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import ReadOutcome
 from forestage.storage.redis import RedisStorage
+from forestage.storage.redis.reply_stream import ReplyStream
 from support.redis_stub import RedisStub
 from support.resp import error
 
@@ -162,6 +163,19 @@ async def test_open_says_that_nobody_is_there(stub: RedisStub, storage: RedisSto
     stub.heal()
     await storage.open()
     assert await read(storage, *keys(2)) == [MISSING] * 2
+
+
+async def test_a_mistake_of_ours_costs_the_connection_and_is_logged(
+    storage: RedisStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages = keys(3)
+    await store(storage, MODEL, KV, *pages)
+    with monkeypatch.context() as patch:
+        patch.setattr(ReplyStream, "take_trailer", lambda stream, expected: 1 // 0)
+        assert await read(storage, *pages) == [UNREACHABLE] * 3
+    assert "ZeroDivisionError" in caplog.text
+    assert storage.num_links == 0
+    assert await read(storage, *pages) == [LOADED] * 3
 
 
 # ---- silent servers

@@ -24,6 +24,7 @@ __all__ = ["Cluster"]
 # Between two looks at the distribution that nobody waits for, or that failures ask for.
 _LOOK_AGAIN_S = 0.5
 _LOOK_TIMEOUT_S = 0.5
+_FIRST_LOOK_TIMEOUT_S = 1.0
 
 
 class Cluster(Directory):
@@ -55,7 +56,7 @@ class Cluster(Directory):
         self._breakers: dict[Node, Breaker] = {}
         self._slots: list[Node | None] = [None] * NUM_SLOTS
         self._is_known = False
-        self._failure = ""
+        self._failure = "no node of the cluster has answered yet"
         self._looked_at = -_LOOK_AGAIN_S
         self._lookers = Threads("redis-slots", 1)
         self._looking: Job[Sequence[SlotRange]] | None = None
@@ -132,7 +133,7 @@ class Cluster(Directory):
         self._begin_look()
         job = self._looking
         if job is not None:
-            await asyncio.wait([job.ended], timeout=_LOOK_TIMEOUT_S if self._is_known else None)
+            await asyncio.wait([job.ended], timeout=_LOOK_TIMEOUT_S if self._is_known else _FIRST_LOOK_TIMEOUT_S)
 
     def _begin_look(self) -> None:
         if self._looking is not None:

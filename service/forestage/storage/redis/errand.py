@@ -5,6 +5,7 @@ off gets no further link.
 """
 
 import asyncio
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,6 +20,7 @@ from forestage.storage.threads import Threads
 
 __all__ = ["Errand", "Run", "outlast"]
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -70,6 +72,12 @@ class Errand(ABC, Generic[T]):
                         self.failure = error
                         return
                     fresh = True
+            except Exception as error:
+                _log.exception("talking to %s failed in an unexpected way", self.node.name)
+                self.failure = LinkError(f"unexpected: {error!r}")
+                self._let_go()
+                self.node.drop(link)
+                return
             else:
                 self._let_go()
                 self.node.give(link)

@@ -20,6 +20,8 @@ from forestage.storage.redis.reply_stream import Value
 __all__ = ["Lane"]
 
 _TICK_S = 0.05
+_BESIDE_BYTES = 128  # what a reply has beside the payload, about
+_MAX_ASKED = 1024  # commands due on a connection, so that they always fit into its buffers
 _FAILURES = {Value.NIL: ReadOutcome.MISSING, Value.ODD: ReadOutcome.CORRUPT}
 
 
@@ -67,7 +69,7 @@ class Lane(Errand[ValueRead]):
             if not asked:
                 break
             value = asked[0]
-            due_bytes -= len(value.view)
+            due_bytes -= len(value.view) + _BESIDE_BYTES
             try:
                 outcome = self._receive(link, value, len(asked) - 1)
             except OversizeError:
@@ -95,7 +97,7 @@ class Lane(Errand[ValueRead]):
         pieces = []
         taken = 0
         todo, asked, batch = self.todo, self._asked, self._batch
-        while todo and (taken < room or not asked):
+        while todo and (not asked or (taken < room and len(asked) < _MAX_ASKED)):
             value = todo[0]
             if batch.is_lost(value):
                 todo.popleft()
@@ -113,7 +115,7 @@ class Lane(Errand[ValueRead]):
             if self._asking:
                 pieces.append(ASKING)
             pieces.append(get(value.redis_name()))
-            taken += size
+            taken += size + _BESIDE_BYTES
         if pieces:
             link.send(b"".join(pieces))
         return taken
