@@ -288,14 +288,14 @@ def test_a_stop_while_an_adopted_file_is_backed_leaves_it_as_it_was(shm: Path) -
     fill(first, 0, 0, key_of(0))
     first.tables[0].begin_fill(1)
     first.close()
-    before = path.read_bytes(), path.stat().st_ino
+    before = path.read_bytes(), path.stat().st_ino, path.stat().st_mode
 
     def stop(done: int, total: int) -> None:
         raise InterruptedError("SIGTERM")
 
     with pytest.raises(InterruptedError):
-        PoolFile.create(settings(path, MIB), (TINY,), stop)
-    assert (path.read_bytes(), path.stat().st_ino) == before
+        PoolFile.create(settings(path, MIB, mode=0o600), (TINY,), stop)
+    assert (path.read_bytes(), path.stat().st_ino, path.stat().st_mode) == before
     pool = PoolFile.create(settings(path, MIB), (TINY,))
     assert len(pool.adopted[0]) == 1
     pool.close()

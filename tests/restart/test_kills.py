@@ -138,6 +138,7 @@ def check_life(client: Client, view: PoolView, before: Resident, store: Store) -
     client.release(job.lease.id)
 
 
+@pytest.mark.timeout(60 + 10 * ROUNDS)
 def test_kills_at_any_moment_cost_no_page_and_show_no_wrong_byte(
     store: Store, lives: Lives, attach: Reader, sweep: Reader
 ) -> None:

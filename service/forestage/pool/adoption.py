@@ -1,7 +1,7 @@
 """Whether the file of an earlier life can be lived in again, or why not.
 
 Law: a file is adopted only if it is, to the byte, what a new one would be, and nothing but this machine since its boot
-has had it in hand. Looking changes nothing.
+has had it in hand. Checking changes nothing.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from forestage.pool.claim import Claim
 from forestage.pool.limits import in_units
 from forestage.pool.table import RegionTable
 
-__all__ = ["NotAdoptableError", "check_file", "check_tables"]
+__all__ = ["NotAdoptableError", "check_file", "check_tables", "set_mode"]
 
 
 class NotAdoptableError(Exception):
@@ -39,12 +39,6 @@ def check_file(claim: Claim, blueprint: Blueprint) -> None:
         raise NotAdoptableError("its file system is on a disk, and the machine may have been restarted since")
     if wanted.numa_node >= 0 and made.numa_node != wanted.numa_node:
         raise NotAdoptableError(f"its memory was not bound to NUMA node {wanted.numa_node}")
-    mode = blueprint.settings.mode
-    if stat.S_IMODE(os.fstat(claim.fd).st_mode) != mode:
-        try:
-            os.fchmod(claim.fd, mode)
-        except OSError as error:
-            raise NotAdoptableError(f"its mode cannot be changed to {mode:04o}: {error.strerror}") from error
 
 
 def check_tables(mapping: mmap.mmap, blueprint: Blueprint) -> None:
@@ -56,6 +50,16 @@ def check_tables(mapping: mmap.mmap, blueprint: Blueprint) -> None:
             table.release()
             if not plausible:
                 raise NotAdoptableError(f"the slot table of {region.model.name}/{region.component.name} is damaged")
+
+
+def set_mode(claim: Claim, blueprint: Blueprint) -> None:
+    """Give a claimed file the permissions of the settings; raise NotAdoptableError when it is not ours to give them."""
+    mode = blueprint.settings.mode
+    if stat.S_IMODE(os.fstat(claim.fd).st_mode) != mode:
+        try:
+            os.fchmod(claim.fd, mode)
+        except OSError as error:
+            raise NotAdoptableError(f"its mode cannot be changed to {mode:04o}: {error.strerror}") from error
 
 
 def _difference(claim: Claim, blueprint: Blueprint) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 from forestage.core.errors import StartError
 from forestage.core.geometry import Geometry
 from forestage.core.layout import ModelLayout
-from forestage.pool.adoption import NotAdoptableError, check_file, check_tables
+from forestage.pool.adoption import NotAdoptableError, check_file, check_tables, set_mode
 from forestage.pool.blueprint import Blueprint
 from forestage.pool.claim import Claim, create_owned, make_directory, remove_if_same
 from forestage.pool.fence import WORDS_AS_IN_FILE
@@ -156,6 +156,7 @@ class PoolFile:
                 raise NotAdoptableError(error.detail) from error
             pinned = blueprint.pin(mapping)
             undo.callback(pinned.release)
+            set_mode(old, blueprint)
             instance, generation = os.urandom(16), old.generation + 1
             pool = cls(old.path, old.fd, mapping, blueprint.geometry, instance.hex(), generation, pinned, huge)
             pool._take_over(instance)
