@@ -1,14 +1,19 @@
 """A file system whose reads and look-ups can be made to hang: files in memory, served over /dev/fuse.
 
-Needs root. What hangs does so in the kernel, as on a dead network mount, and no signal or flag of ours ends it.
+Needs root. What hangs does so in the kernel, as on a dead network mount, and no signal or flag of ours ends it. The
+server is a process of its own, so that a test process that is killed meanwhile does not wait for itself for ever.
 """
 
+import base64
 import ctypes
 import errno
+import json
 import os
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +27,7 @@ _ATTR = struct.Struct("<QQQQQQIIIIIIIIII")
 _FOPEN_DIRECT_IO = 1
 _PARALLEL_DIROPS = 1 << 18  # without it one look-up that hangs locks its directory
 _MNT_DETACH = 2
+_DONE = "/"  # no name of a file
 
 
 def _libc_call(name: str, *args: object) -> None:
@@ -31,42 +37,80 @@ def _libc_call(name: str, *args: object) -> None:
 
 
 class HangingFs:
-    """Mounts `files` flat at `mount`; names in `hung_reads` or `hung_lookups` get no answer before `release`."""
+    """Mounts `files` flat at `mount`, in a context; everything answers until `hang` names what shall not."""
 
     def __init__(self, mount: Path, files: Mapping[str, bytes]) -> None:
         self.mount = mount
-        self.names = list(files)
-        self.contents = list(files.values())
-        self.hung_reads: set[str] = set()
-        self.hung_lookups: set[str] = set()
+        #: Names whose answers are withheld, in the order in which somebody began to wait for them.
         self.waiting: list[str] = []
-        self._held: list[tuple[int, bytes]] = []
-        self._lock = threading.Lock()
-        self._device = os.open("/dev/fuse", os.O_RDWR)
-        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._done = threading.Semaphore(0)
+        self._files = {name: base64.b64encode(content).decode() for name, content in files.items()}
 
     def __enter__(self) -> Self:
-        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0".encode()
-        _libc_call("mount", b"test", bytes(self.mount), b"fuse", 6, options)
-        self._server.start()
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        self._server = subprocess.Popen(
+            [sys.executable, "-u", __file__, self.mount],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._say(self._files)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
-        _libc_call("umount2", bytes(self.mount), _MNT_DETACH)
-        self._server.join(10)
-        os.close(self._device)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()  # it answers everything and ends
+        self._server.wait(10)
+        self._listener.join(10)
+        self._server.stdout.close()
+
+    def hang(self, *, reads: Iterable[str] = (), lookups: Iterable[str] = ()) -> None:
+        """Answer no read or look-up of these names, from now on and in addition to those before."""
+        self._say({"reads": list(reads), "lookups": list(lookups)})
 
     def release(self) -> None:
         """Answer everything that hangs, and let nothing hang from now on."""
-        with self._lock:
-            self.hung_reads.clear()
-            self.hung_lookups.clear()
+        self._say("release")
+
+    def _say(self, command: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(command) + "\n")
+        self._server.stdin.flush()
+        assert self._done.acquire(timeout=10)
+
+    def _listen(self) -> None:
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
+            if line == _DONE + "\n":
+                self._done.release()
+            else:
+                self.waiting.append(line.rstrip("\n"))
+
+
+class _Server:
+    def __init__(self, mount: str, files: Mapping[str, bytes]) -> None:
+        self.names = list(files)
+        self.contents = list(files.values())
+        self.hung: dict[int, set[str]] = {_READ: set(), _LOOKUP: set()}
+        self.lock = threading.Lock()
+        self._held: list[tuple[int, bytes]] = []
+        self._device = os.open("/dev/fuse", os.O_RDWR)
+        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0".encode()
+        _libc_call("mount", b"test", os.fsencode(mount), b"fuse", 6, options)
+
+    def release(self) -> None:
+        with self.lock:
+            for names in self.hung.values():
+                names.clear()
             for unique, body in self._held:
                 self._reply(unique, body)
             self._held.clear()
 
-    def _serve(self) -> None:
+    def serve(self) -> None:
         while True:
             try:
                 request = os.read(self._device, 1 << 20)
@@ -75,48 +119,45 @@ class HangingFs:
                     return
                 continue
             _, opcode, unique, node, *_ = _IN_HEADER.unpack_from(request)
-            with self._lock:
+            with self.lock:
                 self._answer(opcode, unique, node, request[_IN_HEADER.size :])
 
     def _answer(self, opcode: int, unique: int, node: int, body: bytes) -> None:
-        match opcode:
-            case _ if opcode in {_FORGET, _BATCH_FORGET, _INTERRUPT}:
-                return
-            case _ if opcode == _INIT:
-                self._reply(
-                    unique,
-                    struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 17, _PARALLEL_DIROPS, 16, 12, 1 << 17, 1, 32, 0, 0),
-                )
-            case _ if opcode == _LOOKUP:
-                name = body.rstrip(b"\0").decode()
-                if name in self.names:
-                    inode = self.names.index(name) + 2
-                    entry = struct.pack("<QQQQII", inode, 0, 0, 0, 0, 0) + self._attr(inode)
-                    self._reply_or_hold(unique, entry, name, self.hung_lookups)
-                else:
-                    self._reply(unique, error=errno.ENOENT)
-            case _ if opcode == _GETATTR:
-                self._reply(unique, struct.pack("<QII", 0, 0, 0) + self._attr(node))
-            case _ if opcode in {_OPEN, _OPENDIR}:
-                self._reply(unique, struct.pack("<QII", 0, _FOPEN_DIRECT_IO if opcode == _OPEN else 0, 0))
-            case _ if opcode == _READ:
-                _, offset, size = struct.unpack_from("<QQI", body)
-                content = self.contents[node - 2][offset : offset + size]
-                self._reply_or_hold(unique, content, self.names[node - 2], self.hung_reads)
-            case _ if opcode in {_RELEASE, _RELEASEDIR, _FLUSH}:
-                self._reply(unique)
-            case _:
-                self._reply(unique, error=errno.ENOSYS)
+        if opcode in {_FORGET, _BATCH_FORGET, _INTERRUPT}:
+            return
+        if opcode == _INIT:
+            version = (7, 31, 1 << 17, _PARALLEL_DIROPS, 16, 12, 1 << 17, 1, 32, 0, 0)
+            self._reply(unique, struct.pack("<IIIIHHIIHHI28x", *version))
+        elif opcode == _LOOKUP:
+            name = body.rstrip(b"\0").decode()
+            if name in self.names:
+                inode = self.names.index(name) + 2
+                entry = struct.pack("<QQQQII", inode, 0, 0, 0, 0, 0) + self._attr(inode)
+                self._reply_or_hold(unique, entry, name, opcode)
+            else:
+                self._reply(unique, error=errno.ENOENT)
+        elif opcode == _GETATTR:
+            self._reply(unique, struct.pack("<QII", 0, 0, 0) + self._attr(node))
+        elif opcode in {_OPEN, _OPENDIR}:
+            self._reply(unique, struct.pack("<QII", 0, _FOPEN_DIRECT_IO if opcode == _OPEN else 0, 0))
+        elif opcode == _READ:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            content = self.contents[node - 2][offset : offset + size]
+            self._reply_or_hold(unique, content, self.names[node - 2], opcode)
+        elif opcode in {_RELEASE, _RELEASEDIR, _FLUSH}:
+            self._reply(unique)
+        else:
+            self._reply(unique, error=errno.ENOSYS)
 
     def _attr(self, inode: int) -> bytes:
         size = 0 if inode == 1 else len(self.contents[inode - 2])
         mode = 0o40755 if inode == 1 else 0o100644
         return _ATTR.pack(inode, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
-    def _reply_or_hold(self, unique: int, body: bytes, name: str, hung: set[str]) -> None:
-        if name in hung:
-            self.waiting.append(name)
+    def _reply_or_hold(self, unique: int, body: bytes, name: str, opcode: int) -> None:
+        if name in self.hung[opcode]:
             self._held.append((unique, body))
+            print(name)
         else:
             self._reply(unique, body)
 
@@ -126,3 +167,27 @@ class HangingFs:
         except OSError as failure:
             if failure.errno != errno.ENOENT:  # the request was interrupted
                 raise
+
+
+def _main(mount: str) -> None:
+    files = {name: base64.b64decode(content) for name, content in json.loads(sys.stdin.readline()).items()}
+    server = _Server(mount, files)
+    threading.Thread(target=server.serve, daemon=True).start()
+    print(_DONE)
+    try:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command == "release":
+                server.release()
+            else:
+                with server.lock:
+                    server.hung[_READ].update(command["reads"])
+                    server.hung[_LOOKUP].update(command["lookups"])
+            print(_DONE)
+    finally:
+        server.release()
+        _libc_call("umount2", os.fsencode(mount), _MNT_DETACH)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

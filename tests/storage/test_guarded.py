@@ -342,6 +342,41 @@ async def test_waiting_for_one_that_hangs_is_stalled_too() -> None:
     await asyncio.gather(*reading)
 
 
+class Replacing(MemoryStorage):
+    """Has one thread, which hangs in its first batch; another takes its place a while after it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hung: Sequence[PageRead] | None = None
+        self.replaced, self.released = asyncio.Event(), asyncio.Event()
+
+    async def read_into(self, model: ModelLayout, reads: Sequence[PageRead], report: Report) -> None:
+        if self.hung is None:
+            self.hung = reads
+            reads[0].progress += 1
+            await self.released.wait()
+            return
+        await self.replaced.wait()
+        for index in range(len(reads)):
+            report(index, MISSING)
+
+    def stalled(self, reads: Sequence[PageRead]) -> None:
+        assert reads is self.hung
+        asyncio.get_running_loop().call_later(0.03, self.replaced.set)
+
+
+async def test_what_waited_behind_a_stalled_batch_gets_the_whole_timeout_anew() -> None:
+    inner = Replacing()
+    storage = GuardedStorage(inner, probe_timeout_s=1, stall_timeout_s=0.08, breaker=Breaker())
+    hung, waiting = Landing(MODEL, 0, PAGES), Landing(MODEL, 0, PAGES)
+    reading = asyncio.create_task(storage.read_into(MODEL, hung.reads, hung.report))
+    await asyncio.sleep(0)
+    assert await waiting.read(storage) == [MISSING] * 5
+    assert hung.outcomes() == [STALLED] * 5
+    inner.released.set()
+    await reading
+
+
 # ---- opening
 
 

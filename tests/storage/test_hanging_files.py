@@ -38,7 +38,8 @@ def mounted(tmp_path: Path) -> Iterator[HangingFs]:
 @pytest_asyncio.fixture
 async def storage(mounted: HangingFs) -> AsyncIterator[GuardedStorage]:
     inner = HicacheFileStorage(mounted.mount, readers=2)
-    yield GuardedStorage(inner, probe_timeout_s=0.3, stall_timeout_s=0.2, breaker=Breaker(max_failures=100))
+    yield GuardedStorage(inner, probe_timeout_s=0.4, stall_timeout_s=0.3, breaker=Breaker(max_failures=100))
+    mounted.release()  # or nothing would ever end after a test that failed
     inner.check_integrity()
     await inner.aclose()
 
@@ -49,7 +50,7 @@ async def start(storage: GuardedStorage, pages: list[bytes]) -> tuple[Landing, a
 
 
 async def test_hung_reads_stall_their_own_batches_only(mounted: HangingFs, storage: GuardedStorage) -> None:
-    mounted.hung_reads.update(NAMES[:2])
+    mounted.hang(reads=NAMES[:2])
     hung = [await start(storage, PAGES[page : page + 3]) for page in (0, 1)]
     await until(lambda: len(mounted.waiting) == 2)  # both reading threads are in the kernel
     assert (await storage.probe(MODEL, Probe(PAGES, 0, 0, bytes(12)))).masks[0] == b"\1" * 12
@@ -75,7 +76,7 @@ async def test_hung_reads_stall_their_own_batches_only(mounted: HangingFs, stora
 async def test_when_no_thread_is_left_queued_batches_give_their_buffers_back(
     mounted: HangingFs, storage: GuardedStorage
 ) -> None:
-    mounted.hung_reads.update(NAMES)
+    mounted.hang(reads=NAMES)
     batches = [await start(storage, [key]) for key in PAGES]
     await until(lambda: all(landing.reports for landing, _ in batches))
     assert [landing.outcomes() for landing, _ in batches] == [[STALLED]] * 12
@@ -87,7 +88,7 @@ async def test_when_no_thread_is_left_queued_batches_give_their_buffers_back(
 
 
 async def test_hung_probes_are_abandoned_and_replaced(mounted: HangingFs, storage: GuardedStorage) -> None:
-    mounted.hung_lookups.update(NAMES[:3])
+    mounted.hang(lookups=NAMES[:3])
     for page in range(3):  # more than there are probe threads
         with pytest.raises(StorageUnavailableError, match="timed out"):
             await storage.probe(MODEL, Probe([PAGES[page]], 0, 0, bytes(1)))
@@ -98,7 +99,7 @@ async def test_hung_probes_are_abandoned_and_replaced(mounted: HangingFs, storag
 
 
 async def test_close_waits_for_no_hung_read(mounted: HangingFs, storage: GuardedStorage) -> None:
-    mounted.hung_reads.add(NAMES[0])
+    mounted.hang(reads=NAMES[:1])
     landing, reading = await start(storage, PAGES[:1])
     await until(lambda: bool(mounted.waiting))
     async with asyncio.timeout(1):

@@ -228,6 +228,9 @@ class GuardedStorage(Storage):
         if batch.quiet_looks < _LOOKS:
             return False
         batch.is_stalled = True
+        if mark > 0:
+            # Another thread takes over, so whoever waits for its turn gets the whole timeout anew.
+            self._moves += 1
         for read in batch.reads:
             read.stopped = True
         batch.report_rest(ReadOutcome.STALLED)
