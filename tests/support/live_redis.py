@@ -262,11 +262,13 @@ async def _watch(port: int, spans: list[float]) -> None:
         writer.close()
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 10.0) -> None:
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 10.0, every_s: float = 0.005
+) -> None:
     """Return as soon as `condition` holds. Raises TimeoutError after `deadline_s` seconds."""
     async with asyncio.timeout(deadline_s):
         while True:
             held = condition()
             if held if isinstance(held, bool) else await held:
                 return
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(every_s)
