@@ -44,8 +44,16 @@ class _Server(uvicorn.Server):
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        for sock in sockets or ():
+            sock.listen(self.config.backlog)  # uvloop would only log that it cannot
         await super().startup(sockets)
         self.listening.set()
+
+    def reset_connections(self) -> None:
+        """Break off what has had no answer by now, which ends `serve` soon."""
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -149,7 +157,6 @@ async def _serve_pool(
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, int(grace_s)),
         )
     )
     await parts.storage.open()
@@ -158,6 +165,8 @@ async def _serve_pool(
     await started.wait()
     serving = asyncio.create_task(server.serve(sockets))
     await _first_of(serving, asyncio.create_task(server.listening.wait()))
+    if serving.done():
+        raise StartError(f"server.port: cannot listen: {serving.exception()}")
     # What is alive now stays; jobs and pages make no cycles, so full collections only cost time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -171,9 +180,11 @@ async def _serve_pool(
     settling = asyncio.create_task(service.stop(max(0.0, grace_s - _LAST_ANSWERS_S)))
     await _first_of(settling, hurry)
     server.should_exit = True
+    await _first_of(serving, hurry, timeout_s=deadline - time.monotonic())
     server.force_exit = hurry.done()
-    await asyncio.wait({serving}, timeout=max(0.1, deadline - time.monotonic()))
-    await asyncio.wait({running}, timeout=max(0.1, deadline - time.monotonic()) if settling.done() else 0.1)
+    server.reset_connections()
+    await _first_of(serving, timeout_s=_LAST_ANSWERS_S)
+    await _first_of(running, timeout_s=deadline - time.monotonic() if settling.done() else 0)
     for task in (hurry, stop, settling):
         task.cancel()
     await parts.storage.aclose()
@@ -187,8 +198,9 @@ async def _serve_pool(
     return clean
 
 
-async def _first_of(*tasks: asyncio.Task[Any]) -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+async def _first_of(*tasks: asyncio.Task[Any], timeout_s: float | None = None) -> None:
+    timeout_s = None if timeout_s is None else max(0.1, timeout_s)
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _ready_line(config: Config, parts: Assembly, tcp: socket.socket) -> str:

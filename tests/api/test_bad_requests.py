@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,3 +196,8 @@ async def test_what_is_no_http_is_a_problem_too(service: Live) -> None:
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"application/problem+json" in head
     assert json.loads(body)["type"] == "unparsable"
+
+
+async def test_errors_need_no_thread(service: Live) -> None:
+    assert (await service.http.get("/v1/prefetch/nobody")).status_code == 404
+    assert not [thread.name for thread in threading.enumerate() if "worker" in thread.name.lower()]

@@ -1,11 +1,22 @@
 """How much of a request is granted by a pool that is too small, full, or partly resident already."""
 
 import asyncio
+import itertools
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+import pytest
+import pytest_asyncio
 
 from forestage_client import Prefetch
 from support.live import Live, kv_only, live, make_keys, sum_of
+
+
+@pytest_asyncio.fixture
+async def big(tmp_path: Path) -> AsyncIterator[Live]:
+    async with live(tmp_path, kv_only(1024)) as running:
+        yield running
 
 
 async def test_a_pool_of_256_pages(tmp_path: Path) -> None:
@@ -58,6 +69,32 @@ async def test_misses_evict_nothing(service: Live) -> None:
     samples = await service.quiet()
     assert (sum_of(samples, "evicted_pages_total"), service.sweep()) == (0, 64)
     assert sum(service.storage.reads.values()) == 64
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 63, 64, 65, 127, 128, 129, 1000])
+async def test_lengths_around_powers_of_two(big: Live, length: int) -> None:
+    keys = make_keys(length, f"{length}")
+    big.store(keys)
+    whole = await big.client.prefetch("m", [*keys, *make_keys(3, "absent")], request_id="r", wait_ms=20_000)
+    assert (whole.pages.stored, whole.pages.ready, whole.loaded) == (length, length, length)
+    assert dict(whole.shortfall) == {"not_stored": 3}
+    again = await big.client.prefetch("m", keys, wait_ms=20_000)
+    assert (again.pages.host, again.pages.ready, again.loaded, again.slots) == (length, length, 0, whole.slots)
+    await big.idle()
+
+
+async def test_every_pattern_of_four_pages(big: Live) -> None:
+    for pattern in itertools.product((False, True), repeat=4):
+        keys = make_keys(4, f"{pattern}")
+        big.store([key for key, there in zip(keys, pattern, strict=True) if there])
+        leading = (*pattern, False).index(False)
+        before = big.sweep()
+        job = await big.client.prefetch("m", keys, request_id="r", wait_ms=20_000)
+        assert (job.pages.stored, job.pages.ready) == (leading, leading)
+        assert dict(job.shortfall) == ({"not_stored": 4 - leading} if leading < 4 else {})
+        assert big.sweep() == before + leading
+        await big.client.cancel("r")
+    await big.idle()
 
 
 async def test_6_free_and_4_of_10_stored_evicts_nothing(service: Live) -> None:

@@ -5,13 +5,15 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from api.raw import Leaving, leave, send_request
+from faults.stored_pages import StoredPages
+from forestage_client import Client
 from support.live import Live, hybrid, live, make_keys, sum_of, until
 
 KEYS = make_keys(8)
@@ -188,7 +190,7 @@ async def test_an_old_client_that_stops_sending_counts_as_gone(service: Live) ->
     await _is_gone(service, 1)
 
 
-async def test_one_that_leaves_in_the_middle_of_its_request(service: Live) -> None:
+async def test_one_that_leaves_in_the_middle_of_its_request(service: Live, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /v1/prefetch HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 500\r\n"
     if _token(service):
         head += f"Authorization: Bearer {_token(service)}\r\n".encode()
@@ -199,7 +201,9 @@ async def test_one_that_leaves_in_the_middle_of_its_request(service: Live) -> No
         writer.write_eof()
         assert await reader.read() == b""
         writer.close()
+    await until(lambda: service.asked == 0)
     assert len(service.engine.jobs) == 0
+    assert not caplog.records
     await service.idle()
 
 
@@ -212,3 +216,50 @@ async def test_the_first_of_two_requests_on_one_connection(service: Live) -> Non
     await until(lambda: service.engine.jobs["r"].done, deadline_s=1)
     service.storage.release()
     await _is_gone(service, 1)
+
+
+def test_clients_of_a_real_service(tmp_path: Path) -> None:
+    """The same with the event loop that the service has, where the end of input may come with the request."""
+    (tmp_path / "token").write_text("secret")
+    pages = StoredPages.make(tmp_path, server=f'port = 0\ntoken_file = "{tmp_path}/token"')
+    pages.store(KEYS)
+    held = make_keys(4, "held")
+    pages.store(held)
+    pages.hang(held)
+    with pages.serving() as service, Client(service.url, token="secret", timeout_s=10) as client:
+        address = ("127.0.0.1", service.port)
+        for turn in range(200):
+            send_request(address, "POST", "/v1/prefetch", {**BODY, "request_id": f"r{turn}"}, "secret").close()
+        for turn in range(200):
+            assert client.wait(f"r{turn}", 5).outcome == "complete"
+            client.cancel(f"r{turn}")
+        for how in ("fin", "rst"):
+            body = {"model": "m", "keys": [key.hex() for key in held], "request_id": how, "wait_ms": 60_000}
+            sock = send_request(address, "POST", "/v1/prefetch", body, "secret")
+            _poll(lambda: 'jobs{state="loading"} 1' in client.metrics())
+            if how == "fin":
+                sock.shutdown(socket.SHUT_WR)  # only half of it
+                time.sleep(0.3)
+                assert client.get_prefetch(how).state == "loading"
+            leave(sock, "fin" if how == "fin" else "rst")
+            _poll(lambda how=how: client.get_prefetch(how).outcome == "cancelled", 1.0)  # type: ignore[misc]
+        rss = _rss_bytes(service.process.pid)
+        for turn in range(600):
+            leave(send_request(address, "POST", "/v1/prefetch", {**BODY, "request_id": f"x{turn}"}, "secret"), "rst")
+        assert client.prefetch("m", KEYS, wait_ms=5000).outcome == "complete"
+        assert _rss_bytes(service.process.pid) - rss < 8 << 20
+        pages.release()
+        assert service.stop() == 0
+    assert not [line for line in service.log if "Traceback" in line or "ERROR" in line]
+
+
+def _poll(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def _rss_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) * 1024

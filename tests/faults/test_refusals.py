@@ -12,7 +12,7 @@ import pytest
 
 from api.error_tables import is_line, table
 from support.configs import write_config
-from support.running import running, start_refused
+from support.running import refusing, running, start_refused
 
 
 def _lines(errors: str) -> list[str]:
@@ -167,3 +167,19 @@ def test_a_pool_that_is_too_small_for_its_slots(tmp_path: Path) -> None:
     code, errors = start_refused(config)
     (line,) = _lines(errors)
     assert (code, line.startswith("forestage: pool.bytes: ")) == (2, True)
+
+
+def test_a_port_that_another_takes_meanwhile(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))  # two may bind as long as none listens
+        config = write_config(tmp_path, server=f"port = {other.getsockname()[1]}")
+        with refusing(config) as process:
+            end = time.monotonic() + 10
+            while not (tmp_path / "pool").exists():
+                assert time.monotonic() < end
+            other.listen()
+            said, errors = process.communicate(timeout=10)
+    assert "Traceback" not in errors, errors
+    (line,) = _lines(errors)
+    assert (process.returncode, said, line.startswith("forestage: server.port: cannot listen")) == (2, "", True)

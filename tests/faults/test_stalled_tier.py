@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import time
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def _gauge(probe: _Probe, series: str) -> float:
     return float(next(line for line in lines if line.startswith(f"forestage_{series}")).split()[-1])
 
 
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _rss_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) * 1024
@@ -66,6 +72,9 @@ def test_sixty_four_hung_reads_and_two_hundred_waiting_jobs(tmp_path: Path) -> N
             assert time.monotonic() < end
         idle = [send_request(address, "GET", "/healthz") for _ in range(100)]
         rss = _rss_bytes(service.process.pid)
+        used = _cpu_s(service.process.pid)
+        time.sleep(0.5)
+        assert _cpu_s(service.process.pid) - used < 0.2  # waiting costs nothing
 
         probe.spans.clear()
         end = time.monotonic() + 2

@@ -1,11 +1,9 @@
 """SIGTERM and SIGINT in every situation: callers get answers, the exit code is 0, and it does not take long (S9)."""
 
-import os
 import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from faults.stored_pages import StoredPages
 from forestage_client import Client
 from forestage_client.pool_view import PoolView
 from support.live import content, make_keys
-from support.running import Running, running
+from support.running import Running, refusing, running
 
 KEYS = make_keys(8)
 GRACE_S = 3.0
@@ -117,6 +115,23 @@ def test_a_second_signal_ends_the_grace(tmp_path: Path) -> None:
     _no_traceback(service)
 
 
+def test_a_request_that_never_comes_whole(tmp_path: Path) -> None:
+    pages = StoredPages.make(tmp_path)
+    head = b"POST /v1/prefetch HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    for grace_s, second in ((1, False), (60, True)):
+        with running(pages.config, "--grace", str(grace_s)) as service:
+            slow = socket.create_connection(("127.0.0.1", service.port))
+            slow.sendall(head)
+            service.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            assert service.process.poll() is None
+            if second:
+                service.process.send_signal(signal.SIGTERM)
+            _exit(service, 1.5)
+            slow.close()
+        _no_traceback(service)
+
+
 def test_no_grace_at_all(tmp_path: Path) -> None:
     pages = StoredPages.make(tmp_path)
     pages.store(KEYS)
@@ -152,13 +167,11 @@ def test_a_signal_during_the_start(tmp_path: Path, seed: int) -> None:
     randomness = random.Random(seed)
     signum = (signal.SIGTERM, signal.SIGINT)[seed % 2]
     config = StoredPages.make(tmp_path, server=f'port = 0\nuds = "{tmp_path}/s"').config
-    command = [sys.executable, "-m", "forestage", "serve", "--config", str(config), "--grace", "1"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("FORESTAGE_")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
-    _until(lambda: _catches_signals(process))
-    time.sleep(randomness.uniform(0, 1.0))
-    process.send_signal(signum)
-    said, log = process.communicate(timeout=5)
+    with refusing(config) as process:
+        _until(lambda: _catches_signals(process))
+        time.sleep(randomness.uniform(0, 1.0))
+        process.send_signal(signum)
+        said, log = process.communicate(timeout=5)
     assert process.returncode == 0, log
     assert "Traceback" not in log
     assert said in ("", *[line for line in [said] if line.startswith("forestage ready ")])
@@ -169,13 +182,12 @@ def test_a_signal_while_a_large_pool_is_prefaulted(tmp_path: Path) -> None:
     pages = StoredPages.make(tmp_path)
     text = pages.config.read_text().replace("64MiB", "8GiB").replace("slots = 64", "slots = 1000000")
     pages.config.write_text(text.replace(f'path = "{tmp_path}/pool"', f'path = "/dev/shm/{tmp_path.name}/pool"'))
-    command = [sys.executable, "-m", "forestage", "serve", "--config", str(pages.config)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pool = Path(f"/dev/shm/{tmp_path.name}/pool")
-    _until(lambda: any(Path(f"/dev/shm/{tmp_path.name}").glob("*")))
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    said, log = process.communicate(timeout=10)
+    with refusing(pages.config) as process:
+        _until(lambda: any(Path(f"/dev/shm/{tmp_path.name}").glob("*")))
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        said, log = process.communicate(timeout=10)
     assert (process.returncode, said) == (0, ""), log
     assert time.monotonic() - began < 2
     assert "Traceback" not in log

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["HANGING", "Running", "running", "start_refused"]
+__all__ = ["HANGING", "Running", "refusing", "running", "start_refused"]
 
 START_S = 60.0
 #: An entry whose reads hang when the test wants it: see tests/faults/hanging_reads.py.
@@ -88,6 +88,17 @@ def running(
 def _drain(process: subprocess.Popen[str], log: list[str]) -> None:
     assert process.stderr is not None
     log.extend(process.stderr)
+
+
+@contextmanager
+def refusing(config: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Start a service that will not come to serve; the caller sees to that, and reads what it says."""
+    command, environ = _command(config), _environment({})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def start_refused(config: Path, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgpack
 from fastapi import Request, Response
 from pydantic_core import from_json, to_json
+from starlette.requests import ClientDisconnect
 
 from forestage.core.errors import BadRequestError, ForestageError, TooLargeError
 
@@ -41,13 +42,7 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise TooLargeError(f"the body may have {max_bytes} bytes")
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise TooLargeError(f"the body may have {max_bytes} bytes")
-        chunks.append(chunk)
-    body = b"".join(chunks)
+    body = await _read_counted(request, max_bytes)
     try:
         parsed = from_json(body, allow_inf_nan=False) if media == JSON else _unpack(body)
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
@@ -56,6 +51,20 @@ async def read_body(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(parsed, dict) or not all(isinstance(key, str) for key in parsed):
         raise BadRequestError("the body must be an object")
     return parsed
+
+
+async def _read_counted(request: Request, max_bytes: int) -> bytes:
+    chunks, size = [], 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise TooLargeError(f"the body may have {max_bytes} bytes")
+            chunks.append(chunk)
+    except ClientDisconnect:
+        # Nobody will see this answer; it only is no failure of ours.
+        raise UnparsableError("the client left before its body was whole") from None
+    return b"".join(chunks)
 
 
 def _unpack(body: bytes) -> Any:

@@ -29,7 +29,7 @@ def problem(
     return Response(json.dumps(body), status, headers, PROBLEM_TYPE)
 
 
-def _of_forestage(_: Request, error: Exception) -> Response:
+async def _of_forestage(_: Request, error: Exception) -> Response:
     assert isinstance(error, ForestageError)
     headers = {}
     if error.retry_after_s is not None:
@@ -37,7 +37,7 @@ def _of_forestage(_: Request, error: Exception) -> Response:
     return problem(error.status, error.slug, error.detail, headers=headers)
 
 
-def _of_http(request: Request, error: Exception) -> Response:
+async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     slug = _SLUGS.get(error.status_code, "http-error")
     headers = dict(error.headers or {})
@@ -56,19 +56,19 @@ def _allowed(request: Request) -> str:
     return ", ".join(taken)
 
 
-def _of_validation(_: Request, error: Exception) -> Response:
+async def _of_validation(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     where = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:10])
     return problem(422, "invalid-request", where)
 
 
-def _of_anything(_: Request, error: Exception) -> Response:
+async def _of_anything(_: Request, error: Exception) -> Response:
     log.error("a request failed inside the service: %s", type(error).__name__, exc_info=error)
     return problem(500, "internal", "the service failed; its log says why")
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of an app as a problem."""
+    """Answer every error of an app as a problem. The handlers are coroutines: others would wait for a thread."""
     app.add_exception_handler(ForestageError, _of_forestage)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _of_validation)
