@@ -2,12 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from contract.storage_contract import KV, LOADED, MISSING, STATE, Back, Landing, StorageContract, hybrid, keys, store
+from contract.storage_contract import KV, STATE, Back, Landing, StorageContract, hybrid, keys, store
 from forestage.core.layout import ModelLayout
 from forestage.storage.redis import RedisStorage
 from support.redis_servers import (
