@@ -2,7 +2,8 @@
 
 Both look the same at first, an end of input. So the client is sent an interim answer, which any HTTP/1.1 client passes
 over: who has left resets the connection, who still listens gets the final answer, and then the connection is closed.
-Law: after its end of input a connection is either closed at once or serves what it was asked completely.
+Law: after its end of input a connection is either closed at once or serves what it was asked completely; and no request
+makes the service keep more than a bounded head of it, whoever sends it.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE = 7  # tcp_info.tcpi_state of a connection that was reset; 8, CLOSE_WAIT, of one that may still be answered
 _FIRST_LOOK_S = 0.005
 _LOOK_EVERY_S = 0.1
+_MAX_HEAD_BYTES = 64 << 10  # of the request line's path and the headers
+# Bytes that came while a head was not whole: the last piece may hold a body already, and reads bring 256 KiB at most.
+_MAX_UNPARSED_BYTES = 512 << 10
 
 
 class Connection(HttpToolsProtocol):
@@ -25,6 +29,40 @@ class Connection(HttpToolsProtocol):
 
     _look: asyncio.TimerHandle | None = None
     _served: RequestResponseCycle | None = None
+    _in_head = False
+    _head_bytes = 0
+    _unparsed_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # refused already
+        super().data_received(data)
+        if self._in_head:
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > _MAX_UNPARSED_BYTES and not self.transport.is_closing():
+                self._head_bytes = self._unparsed_bytes
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            raise ValueError("head too large")  # the parser stops, and has send_400_response called
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open (True) while a request that came whole has no answer yet."""
@@ -51,10 +89,14 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP as every other error is answered."""
-        body = json.dumps({"type": "unparsable", "title": "Bad Request", "status": 400, "detail": msg}).encode()
+        """Answer what is no HTTP, or too much of it, as every other error is answered."""
+        status, title, slug = 400, "Bad Request", "unparsable"
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            status, title, slug = 431, "Request Header Fields Too Large", "too-large"
+            msg = f"path and headers may have {_MAX_HEAD_BYTES} bytes"
+        body = json.dumps({"type": slug, "title": title, "status": status, "detail": msg}).encode()
         head = f"content-type: application/problem+json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.write(f"HTTP/1.1 {status} {title}\r\n{head}".encode() + body)
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

@@ -1,5 +1,7 @@
 """Who may call: bearer tokens in all their spellings, and the unix socket."""
 
+import asyncio
+import contextlib
 import json
 import socket
 import stat
@@ -121,3 +123,32 @@ def test_the_unix_socket_beside_tcp(tmp_path: Path) -> None:
             assert http.get("/v1/prefetch/left?wait_ms=5000").json()["outcome"] == "miss"
         assert service.stop() == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200_000 + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"b" * (4 << 20) + b"\r\n\r\n",
+    ],
+    ids=["many headers", "one header"],
+)
+async def test_a_head_without_end_is_cut(service: Live, head: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(head)
+        await writer.drain()
+    with contextlib.suppress(ConnectionError):
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    async with httpx2.AsyncClient() as http:
+        assert (await http.get(f"http://127.0.0.1:{service.port}/healthz")).status_code == 200
+
+
+async def test_a_head_just_too_large_is_told_so(service: Live) -> None:
+    async with httpx2.AsyncClient() as http:
+        url = f"http://127.0.0.1:{service.port}/healthz"
+        assert (await http.get(url, headers={"A": "b" * 60_000})).status_code == 200
+        answer = await http.get(url, headers={"A": "b" * 70_000})
+        assert (answer.status_code, answer.json()["type"]) == (431, "too-large")

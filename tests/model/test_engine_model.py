@@ -3,10 +3,8 @@
 FORESTAGE_MODEL_EXAMPLES runs that many random examples; without it a fixed set is run, the same every time.
 """
 
-import math
 import os
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,7 +17,8 @@ from forestage.core.job import Job, JobState, Lengths, Outcome, PrefetchRequest,
 from forestage.core.layout import Component, Covers
 from forestage.core.leases import Lease
 from forestage.core.loads import Load
-from model.oracle import check_shortfall, expect_plan, is_boundary, largest_usable, needed_keys
+from model.oracle import expect_plan, needed_keys
+from model.watching import Watched, Watcher
 from support.engine_driver import EngineDriver, chain, model_of
 
 EXAMPLES = os.environ.get("FORESTAGE_MODEL_EXAMPLES")
@@ -43,29 +42,6 @@ OPTIONS = st.fixed_dictionaries(
 )
 STATES = st.integers(0, (1 << 3 * MAX_PAGES * 3) - 1)
 SECONDS = st.sampled_from([0.0, 0.0005, 0.004, 0.02, 0.02, 40.0])
-
-
-@dataclass(eq=False)
-class Watched:
-    """A job and what was seen of it."""
-
-    job: Job
-    request: PrefetchRequest
-    ready: int = 0
-    unavailable: bool = False
-    granted: bool = False
-    end_by: float = math.inf
-    final: tuple[Any, ...] | None = None
-    brought: set[tuple[int, int, int]] = field(default_factory=set)  # component, slot, publication
-
-
-@dataclass(frozen=True, eq=False)
-class Promise:
-    """A lease and the keys that its slots must show while it lives."""
-
-    lease: Lease
-    slots: tuple[tuple[int, ...], ...]
-    keys: list[tuple[bytes, ...]]
 
 
 @st.composite
@@ -122,12 +98,8 @@ class EngineMachine(RuleBasedStateMachine):
         for number, (c, key) in enumerate(self.places):
             if there >> number & 1 if parts[c].is_tail else number not in absent:
                 self.driver.stored.add((c, key))
-        self.watched: list[Watched] = []
-        self.by_job: dict[Job, Watched] = {}
+        self.watcher = Watcher(self.driver)
         self.asked: list[tuple[Job, list[bytearray]]] = []
-        self.promises: list[Promise] = []
-        self.publications: dict[tuple[int, int], int] = {}
-        self.also_held: set[tuple[int, int, int]] = set()
 
     # ---- requests
 
@@ -146,7 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _submit(self, number: int, length: int, device: int, options: dict[str, int]) -> None:
         request = PrefetchRequest(
-            f"r{len(self.watched)}",
+            f"r{len(self.watcher.jobs)}",
             self.driver.layout.name,
             tuple(self._keys(number, length)),
             device_pages=min(device, length),
@@ -159,10 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert waiting == self.driver.settings.queue_limit
             assert request.request_id not in self.engine.jobs
             return
-        assert job not in self.by_job
-        watched = Watched(job, request, request.device_pages)
-        self.watched.append(watched)
-        self.by_job[job] = watched
+        self.watcher.add(job, request)
 
     @precondition(lambda self: self.engine.live)
     @rule(index=INDEX, reason=st.sampled_from([Reason.FINISHED, Reason.CANCELLED, Reason.SHUTDOWN, None]))
@@ -190,7 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _live(self, index: int) -> Watched:
         """Pick a job, one that is not done if there is one."""
-        live = [watched for watched in self.watched if not watched.job.done] or self.watched
+        live = [watched for watched in self.watcher.jobs if not watched.job.done] or self.watcher.jobs
         return live[index % len(live)]
 
     # ---- probes and reads
@@ -204,7 +173,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.probe_answered(job, masks, self.driver.now)
             return
         assert job.state is JobState.PROBING
-        watched = self.by_job[job]
+        watched = self.watcher.by_job[job]
         watched.unavailable = unavailable
         expected = expect_plan(self.driver, job.keys, job.request.device_pages, masks, job)
         self.engine.probe_answered(job, masks, self.driver.now)
@@ -215,8 +184,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert watched.job.done == declined
         if declined:
             assert lengths.ready == expected.usable
-        self.jobs()
-        self._note_holders()
+        self._look()
 
     @precondition(lambda self: len(self.engine._queue) > 0)
     @rule(batch_bytes=st.sampled_from([1, 700, 10_000]))
@@ -271,13 +239,15 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _end(self, load: Load, failure: Reason | None, *, untouched: bool = False) -> None:
         if failure is None and not untouched and load.subscribers:
-            place = (load.component, load.slot)
-            self.publications[place] = self.publications.get(place, 0) + 1
-            for job in load.subscribers:
-                self.by_job[job].brought.add((*place, self.publications[place]))
+            self.watcher.page_comes(load)
         self.driver.end_read_as(load, failure, untouched=untouched)
-        self.jobs()
-        self._note_holders()
+        self._look()
+
+    def _look(self) -> None:
+        """See what an event has done, and let L3 hear what is asked now, as it is now."""
+        self.watcher.look()
+        self.asked += [(job, self.driver.masks(job)) for job in self.engine.probes if not job.done]
+        self.engine.probes.clear()
 
     def _busy(self) -> bool:
         return bool(self.asked or self.driver.in_flight or len(self.engine._queue))
@@ -296,33 +266,24 @@ class EngineMachine(RuleBasedStateMachine):
         elif how == "change":
             self.driver.stored ^= {self.places[number % len(self.places)]}
         elif how in {"renew", "release"}:
-            if self.promises:
-                self._renew_or_release(self.promises[number % len(self.promises)].lease, seconds, how == "release")
+            leases = self.watcher.leases
+            if leases:
+                self._renew_or_release(leases[number % len(leases)], seconds, how == "release")
         else:
             self._measure(self._keys(number, length), min(device, length), asked=how == "measure")
 
     def _advance(self, seconds: float) -> None:
         self.driver.advance(seconds)
-        for watched in self.watched:
-            deadline = watched.job.deadline or math.inf
-            assert watched.job.done or min(watched.end_by, deadline) > self.driver.now
-        assert all(lease.expires_at > self.driver.now for lease in self.engine.leases)
+        self.watcher.check_time()
 
     def _take_lease(self, keys: list[bytes], device: int, seconds: float) -> None:
-        expected = expect_plan(self.driver, keys, device, None)
+        expected = expect_plan(self.driver, keys, device, None, loading=False)
         lengths, lease = self.engine.take_lease(self.driver.layout.name, keys, device, seconds + 0.01, self.driver.now)
-        self._check_residents(keys, device, lengths)
-        if not any(self.driver.pool.loads):
-            assert (lengths.host, lengths.stored) == (expected.host, expected.stored)
-            assert (lengths.restorable, lengths.ready) == (expected.restorable, expected.granted)
-        assert (lease is None) == (lengths.ready == device)
+        ready = expected.granted
+        assert lengths == Lengths(len(keys), expected.host, expected.host, expected.restorable, ready, ready)
+        assert (lease is None) == (ready == device)
         if lease is not None:
-            self._promise(lease, needed_keys(self.driver.layout, keys, device, lengths.ready))
-
-    def _check_residents(self, keys: list[bytes], device: int, lengths: Lengths) -> None:
-        resident = [self.driver.resident(c) for c in range(len(self.driver.logs))]
-        assert is_boundary(self.driver.layout, device, lengths.restorable, lambda c, page: keys[page] in resident[c])
-        assert device <= lengths.ready == lengths.granted <= lengths.restorable <= lengths.stored == lengths.host
+            self.watcher.promise(lease, needed_keys(self.driver.layout, keys, device, ready))
 
     def _renew_or_release(self, lease: Lease, seconds: float, release: bool) -> None:
         if release:
@@ -366,101 +327,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.check()
 
     @invariant()
-    def jobs(self) -> None:
-        ended = [watched for watched in self.watched if watched.final is None and watched.job.done]
-        if len(ended) == 1 and ended[0].job.outcome is not Outcome.CANCELLED:
-            self._could_have_no_more(ended[0])
-        for watched in self.watched:
-            job = watched.job
-            watched.granted |= job.timing.granted is not None
-            if watched.final is None:
-                assert job.ready >= watched.ready
-                watched.ready = job.ready
-                if job.done:
-                    self._finished(watched)
-            else:
-                assert (job.lengths(), job.outcome, job.shortfall, job.count_pages()) == watched.final
-                assert (job.keys, job.masks, job.holds, job.pending, job.arrived_pages) == ((), None, [], [], [])
-        self.asked += [(job, self.driver.masks(job)) for job in self.engine.probes if not job.done]
-        self.engine.probes.clear()
-
-    def _finished(self, watched: Watched) -> None:
-        job, request = watched.job, watched.request
-        lengths, device = job.lengths(), request.device_pages
-        watched.final = (lengths, job.outcome, dict(job.shortfall), job.count_pages())
-        job.check_integrity()
-        check_shortfall(lengths, job.shortfall, granted=watched.granted, unavailable=watched.unavailable)
-        loaded, joined = job.count_pages()
-        assert loaded + joined <= max(0, job.contiguous - device)
-        if job.outcome is Outcome.CANCELLED:
-            assert job.lease is None
-            return
-        assert (job.outcome is Outcome.COMPLETE) == (lengths.ready == lengths.requested)
-        if lengths.ready < lengths.requested:
-            partial = lengths.ready > device
-            assert (job.outcome is Outcome.PARTIAL) == partial
-            assert (job.outcome is Outcome.DECLINED) == (not partial and Reason.BELOW_MIN_PAGES in job.shortfall)
-        assert (job.lease is None) == (lengths.ready == device)
-        if job.lease is not None:
-            assert (job.lease.device_pages, job.lease.length) == (device, lengths.ready)
-            if job.lease.alive:
-                self._promise(job.lease, needed_keys(self.driver.layout, request.keys, device, lengths.ready))
-
-    def _could_have_no_more(self, watched: Watched) -> None:
-        """A job that ended by itself was given the largest boundary among the pages that it had."""
-        job, device = watched.job, watched.request.device_pages
-        limit = min(job.contiguous, job.granted)
-        assert job.ready == largest_usable(self.driver, watched.request.keys, device, limit, job.lease)
-
-    def _promise(self, lease: Lease, keys: list[tuple[bytes, ...]]) -> None:
-        self.promises.append(Promise(lease, lease.slots, keys))
-
-    @invariant()
-    def leased_slots_show_their_pages(self) -> None:
-        for promise in self.promises:
-            if promise.lease.alive:
-                assert promise.lease.slots == promise.slots
-                for c, log in enumerate(self.driver.logs):
-                    assert tuple(log.visible[slot] for slot in promise.slots[c]) == promise.keys[c]
-
-    @invariant()
-    def held_slots_show_their_pages(self) -> None:
-        writing = [{load.slot for load in loads.values() if load.filling} for loads in self.driver.pool.loads]
-        for load in self.driver.stalled:
-            writing[load.component].add(load.slot)
-        for job in self.engine.live:
-            for c, holds in enumerate(job.holds):
-                assert [self.driver.logs[c].visible[slot] for slot in holds.values()] == [job.keys[p] for p in holds]
-                assert not writing[c] & set(holds.values())
-                assert not holds.keys() & job.pending[c].keys()
-
-    @invariant()
-    def nothing_stays_behind_a_cut(self) -> None:
-        """Unless somebody else has held it too, no page stays that came for a job behind its cut."""
-        self._note_holders()
-        for watched in self.watched:
-            if watched.job.done:
-                for c, slot, publication in watched.brought - self.also_held:
-                    key = self.driver.logs[c].visible[slot]
-                    if key is not None and self.publications[c, slot] == publication:
-                        assert watched.request.keys.index(key) < watched.job.contiguous
-                watched.brought.clear()
-
-    def _note_holders(self) -> None:
-        holders: dict[tuple[int, int], set[object]] = {}
-        for job in self.engine.live:
-            for c, holds in enumerate(job.holds):
-                for slot in holds.values():
-                    holders.setdefault((c, slot), set()).add(job)
-        for lease in self.engine.leases:
-            for c, slots in enumerate(lease.slots):
-                for slot in slots:
-                    holders.setdefault((c, slot), set()).add(lease)
-        for watched in self.watched:
-            own = {watched.job, watched.job.lease}
-            for c, slot, publication in watched.brought:
-                if holders.get((c, slot), set()) - own:
-                    self.also_held.add((c, slot, publication))
+    def jobs_and_leases(self) -> None:
+        self._look()
+        self.watcher.check_leased_slots()
+        self.watcher.check_held_slots()
+        self.watcher.check_cuts()
 
     # ---- the end
 
@@ -468,33 +339,33 @@ class EngineMachine(RuleBasedStateMachine):
         """Whatever happened, nothing is left of it, and the whole pool can be had again."""
         if not hasattr(self, "driver"):
             return
-        driver, ending = self.driver, len(self.watched) % 3
-        for watched in self.watched:
+        driver, ending = self.driver, len(self.watcher.jobs) % 3
+        for watched in self.watcher.jobs:
             if ending == 1:
                 self.engine.stop(watched.job, Reason.FINISHED, driver.now)
             elif ending == 2:
                 self.engine.forget(watched.request.request_id, driver.now)
-            self.jobs()
+            self._look()
         self._drain()
         assert not self.engine.live  # without a tick: progress needs no time and no other traffic
         driver.advance(200.0)
         driver.check_idle()
-        self.jobs()
+        self._look()
         self._prefetch_all_that_fits()
 
     def _drain(self) -> None:
         progress = True
         while progress:
-            self.jobs()
+            self._look()
             progress = bool(self.asked)
             for job, masks in self.asked:
                 self.engine.probe_answered(job, masks, self.driver.now)
-                self.jobs()
+                self._look()
             self.asked = []
             self.driver.begin_all_reads(512)
             for load in (*self.driver.in_flight, *self.driver.stalled):
                 self.driver.end_read(load)
-                self.jobs()
+                self._look()
                 progress = True
             self.laws()
 

@@ -29,7 +29,7 @@ MAX_WAIT_MS = 600_000
 PageKey = Annotated[str, Field(pattern="^([0-9a-fA-F]{2}){16,64}$")]
 Millis = Annotated[int, Field(ge=0, le=MAX_MS)]
 LeaseMillis = Annotated[int, Field(ge=1, le=MAX_MS)]
-Pages = Annotated[int, Field(ge=0, le=2**31)]
+Pages = Annotated[int, Field(ge=0, le=2**31 - 1)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\-]{1,128}$")]
 
 
@@ -50,7 +50,7 @@ class PrefetchBody(PrefixBody):
 
     request_id: RequestId | None = None
     min_pages: Pages | None = None
-    priority: int = Field(default=0, ge=-(2**31), le=2**31)
+    priority: int = Field(default=0, ge=-(2**31), le=2**31 - 1)
     deadline_ms: Millis | None = None
     wait_ms: int = Field(default=0, ge=0, le=MAX_WAIT_MS)
     lease_ms: LeaseMillis | None = None

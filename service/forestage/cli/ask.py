@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forestage.cli.exits import Exit
-from forestage_client import Client, ForestageError, Lengths, LookupLengths, Prefetch
+from forestage_client import BadRequest, Client, ForestageError, Lengths, LookupLengths, Prefetch, TooLarge
 from forestage_client.pool_view import PoolView
 
 __all__ = ["lookup", "pool", "prefetch", "status"]
@@ -50,12 +50,18 @@ def _with_client(arguments: argparse.Namespace, command: Callable[[Client, argpa
         token = Path(arguments.token_file).read_text().strip() if arguments.token_file else None
         with Client(arguments.url, token=token) as client:
             return command(client, arguments)
+    except (BadRequest, TooLarge) as error:
+        print(f"forestage: {error}", file=sys.stderr)
+        return Exit.USAGE
     except ForestageError as error:
         print(f"forestage: {error}", file=sys.stderr)
         return Exit.FAILED
     except BrokenPipeError:
         raise  # about our own output: `main` knows what to do
-    except (_UsageError, OSError, ValueError) as error:
+    except OSError as error:
+        print(f"forestage: {error.filename}: {error.strerror}", file=sys.stderr)
+        return Exit.USAGE
+    except (_UsageError, ValueError) as error:
         print(f"forestage: {error}", file=sys.stderr)
         return Exit.USAGE
 

@@ -50,15 +50,26 @@ class Admission:
         self._sequence += 1
         return False
 
-    def next_job(self) -> Job | None:
-        """Start the first waiting job if it fits now, and return it."""
+    def first_waiting(self) -> Job | None:
+        """Return the job whose turn is next, None if nobody waits."""
         while self._order and self._order[0][3] not in self._waiting:
             heapq.heappop(self._order)  # withdrawn
-        if not self._order:
+        return self._order[0][3] if self._order else None
+
+    def lower(self, job: Job, need_bytes: int) -> bool:
+        """Replace the estimate of a waiting job by a lower one; say whether it was lower."""
+        if need_bytes >= self._waiting[job]:
+            return False
+        self._waiting[job] = need_bytes
+        return True
+
+    def next_job(self) -> Job | None:
+        """Start the first waiting job if it fits now, and return it."""
+        job = self.first_waiting()
+        if job is None:
             return None
-        job = self._order[0][3]
         need_bytes = self._waiting[job]
-        if not self._fits(need_bytes):
+        if need_bytes and not self._fits(need_bytes):
             return None
         heapq.heappop(self._order)
         del self._waiting[job]

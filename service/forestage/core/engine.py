@@ -67,6 +67,7 @@ class Engine:
         self.finished: deque[Job] = deque()
         self.live: set[Job] = set()
         self._queue = ReadQueue()
+        self._granted_since = False
         self._timers: Timers[Callable[[float], None]] = Timers()
         self.leases = Leases(pools, settings.max_lease_s, self._timers)
 
@@ -101,7 +102,7 @@ class Engine:
         if deadline is not None:
             # A hybrid prefix may need its last read after the cut: leave time for it inside the deadline.
             settle = min(self.settings.settle_s, (deadline - now) / 2) if pool.layout.tails else 0.0
-            job.timers.append(self._timers.put(deadline - settle, partial(self._stop, job, Reason.DEADLINE)))
+            job.timers.append(self._timers.put(deadline - settle, partial(self._on_deadline_near, job)))
         if admitted:
             self._start(job, now)
         self._admit(now)
@@ -229,6 +230,13 @@ class Engine:
     def _admit(self, now: float) -> None:
         while (job := self.admission.next_job()) is not None:
             self._start(job, now)
+        head = self.admission.first_waiting()
+        if head is not None and self._granted_since:
+            # What was granted since may be what it asks for: then it needs no bytes of its own.
+            self._granted_since = False
+            need = self.pools[head.layout.name].missing_bytes(head.keys, head.request.device_pages)
+            if self.admission.lower(head, need):
+                self._admit(now)
 
     def _start(self, job: Job, now: float) -> None:
         job.enter(JobState.PROBING)
@@ -268,6 +276,7 @@ class Engine:
             job.ready = plan.usable
         job.aim = plan.granted
         aim(pool, job, prefix, plan.granted)
+        self._granted_since = True
         self.admission.set_promise(job, owned_bytes(job))
         self._queue.add(job, waiting_loads(job, range(len(job.pending))))
         self._advance(job, now)
@@ -340,6 +349,21 @@ class Engine:
             self._end(job, now)
         elif job.contiguous < job.cut_at or not job.stopped:
             self._cut(job, job.contiguous, reason, now)
+
+    def _on_deadline_near(self, job: Job, now: float) -> None:
+        """Cut the job now if a state is to be read inside the deadline; else let it go on until the deadline."""
+        assert job.deadline is not None
+        if job.done:
+            return
+        settles = False
+        if job.state is JobState.LOADING and job.layout.tails:
+            prefix = self._survey(job, job.masks)
+            length = prefix.largest_boundary(job.contiguous)
+            settles = length > max(job.ready, prefix.largest_boundary(job.contiguous, resident=True))
+        if settles or now >= job.deadline:
+            self._stop(job, Reason.DEADLINE, now)
+        else:
+            job.timers.append(self._timers.put(job.deadline, partial(self._stop, job, Reason.DEADLINE)))
 
     def _begin_settling(self, job: Job, now: float) -> None:
         """Only tail states are missing, and there is little time for them: they need not wait their turn."""
