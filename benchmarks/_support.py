@@ -225,7 +225,8 @@ def value_bytes(model: ModelLayout) -> int:
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run on the loop that the service uses."""
+    """Run on the loop, and with the switch interval, that the service uses."""
+    sys.setswitchinterval(0.0005)
     try:
         import uvloop
 
