@@ -1,8 +1,11 @@
 """What stops a start: the exit code is not 0, the reason is one line, and nothing is left behind (FAULTS S10)."""
 
+import logging
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from api.error_tables import is_line, table
+from forestage.cli.main import main
 from support.configs import write_config
 from support.running import refusing, running, start_refused
 
@@ -56,13 +60,12 @@ def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
     assert (code, line.startswith("forestage: server.token_file: ")) == (2, True)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, text in ((tmp_path / "missing.toml", None), (tmp_path / "bad.toml", "[pool\n"), (tmp_path, None)):
-        if text is not None:
-            path.write_text(text)
-        code, errors = start_refused(path)
-        assert code == 2
-        assert str(path) in _lines(errors)[0]
+def test_a_file_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.toml").write_text("[pool\n")
+    for path in (tmp_path / "missing.toml", tmp_path / "bad.toml", tmp_path):
+        assert main(["config", "--config", str(path)]) == 2
+        (line,) = _lines(capsys.readouterr().err)
+        assert line.startswith(f"forestage: {path}: ")
 
 
 Configured = Iterator[Path]
@@ -144,20 +147,35 @@ SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[Path]]] = {
 }
 
 
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    """Undo what `serve` does to its process."""
+    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    interval, handlers, level = sys.getswitchinterval(), logging.root.handlers[:], logging.root.level
+    yield
+    for signum, handler in signals.items():
+        signal.signal(signum, handler)
+    sys.setswitchinterval(interval)
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    logging.getLogger("uvicorn").setLevel(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_situation(tmp_path: Path, situation: str) -> None:
+def test_a_situation(tmp_path: Path, capsys: pytest.CaptureFixture[str], situation: str) -> None:
     if situation == "pool larger than its mount" and os.geteuid() != 0:
         pytest.skip("mounting needs root")
     documented = {situation: line for situation, line, *_ in table("Refused starts")}
     assert set(documented) == set(SITUATIONS)
     with SITUATIONS[situation](tmp_path) as config:
         began = time.monotonic()
-        code, errors = start_refused(config)
+        assert main(["serve", "--config", str(config)]) == 2
         assert time.monotonic() - began < 5
-        (line,) = _lines(errors)
-        assert code == 2
+        said = capsys.readouterr()
+        (line,) = _lines(said.err)
         assert is_line(line, f"forestage: {documented[situation]}"), line
-        assert "Traceback" not in errors
+        assert (said.out, "Traceback" in said.err) == ("", False)
     if situation not in ("pool in use", "no place for L3"):
         assert not (tmp_path / "pool").exists()
 
