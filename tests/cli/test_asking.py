@@ -161,7 +161,8 @@ def test_an_interrupted_prefetch_is_cancelled(asked: Asked) -> None:
     asked.pages.store(held)
     asked.pages.hang(held)
     words = ["prefetch", *asked.door, "--model", "m", "--request-id", "held", *[key.hex() for key in held]]
-    command = [sys.executable, "-m", "forestage", *words]
+    # A shell that runs the tests in the background may have had SIGINT ignored, and that is inherited.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "forestage", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with Client(asked.url, token=TOKEN, timeout_s=10) as client:
         end = time.monotonic() + 10
