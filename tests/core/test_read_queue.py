@@ -34,10 +34,12 @@ def test_prefix_order_in_batches_of_the_wanted_size() -> None:
 
 def test_at_least_one_page_whatever_its_size() -> None:
     queue = ReadQueue()
-    _lined_up(queue, "a", 2)
-    batch = queue.next_batch(1)
-    assert batch is not None
-    assert len(batch[1]) == 1
+    job = _lined_up(queue, "a", 3)
+    queue.add_in_front(job, [load_of(job, 2)])
+    for batch_bytes in (0, 1, 0, 1):
+        batch = queue.next_batch(batch_bytes)
+        assert batch is not None
+        assert len(batch[1]) == 1
 
 
 def test_a_small_job_passes_a_huge_one_after_one_batch() -> None:
@@ -108,6 +110,29 @@ def test_what_is_in_front_goes_out_together() -> None:
     assert _next(queue, 2) == ["a00000", "a00001"]
     assert _next(queue, 2) == ["a00002"]
     assert _next(queue, 2) == []
+
+
+def test_what_is_in_front_is_not_kept_for_jobs_that_end_while_all_readers_hang() -> None:
+    queue = ReadQueue()
+    for number in range(3000):
+        job = job_of(f"j{number}", 1)
+        queue.add_in_front(job, [load_of(job, 0)])
+        queue.remove(job)
+    assert (len(queue), len(queue._front)) == (0, 0)
+
+
+def test_a_batch_is_of_one_model_even_from_the_front() -> None:
+    queue = ReadQueue()
+    jobs = [job_of(f"j{number}", 1) for number in range(2000)]
+    for number, job in enumerate(jobs):
+        if number % 2:
+            job.layout = kv_model(name="other")
+        queue.add_in_front(job, [load_of(job, 0)])
+    for job in jobs[:-2]:
+        queue._front[job][0].subscribers.clear()
+    assert _next(queue, 9) == ["j199800000"]
+    assert _next(queue, 9) == ["j199900000"]
+    assert _next(queue, 9) == []
 
 
 def test_a_load_in_two_lines_or_twice_in_one_is_handed_out_once() -> None:

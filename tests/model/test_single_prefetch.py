@@ -24,15 +24,16 @@ class Ask:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[EngineDriver, list[list[bytes]]]:
+def worlds(draw: st.DrawFn, *, roomy: bool | None = None) -> tuple[EngineDriver, list[list[bytes]]]:
     windows = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 5]), min_size=0, max_size=2))
     parts = [
         Component(f"c{i}", 64, draw(st.integers(1, 4)), Covers.TAIL if window else Covers.EVERY_PAGE, window)
         for i, window in enumerate([0, *windows])
     ]
-    roomy = draw(st.booleans())
+    roomy = draw(st.booleans()) if roomy is None else roomy
     capacities = [60 if roomy else draw(st.integers(1, 18)) for _ in parts]
-    driver = EngineDriver(model_of(*parts), capacities, pinned_fraction=draw(st.sampled_from([1.0, 1.0, 0.6])))
+    pinned_fraction = 1.0 if roomy else draw(st.sampled_from([1.0, 1.0, 0.6]))
+    driver = EngineDriver(model_of(*parts), capacities, pinned_fraction=pinned_fraction)
     trunk = chain("t", PAGES)
     chains = [trunk, chain("b", PAGES, trunk[: draw(st.integers(0, PAGES))]), chain("o", PAGES)]
     places = sorted({(c, key) for c in range(len(parts)) for keys in chains for key in keys})
@@ -107,6 +108,35 @@ def _prefetch(driver: EngineDriver, keys: list[bytes], device_pages: int, ask: A
     else:
         assert job.outcome in {Outcome.MISS, Outcome.DECLINED, Outcome.COMPLETE}
     driver.check()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    world=worlds(roomy=True),
+    before=st.integers(0, PAGES),
+    moves=st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 16)), max_size=40),
+)
+def test_a_prefetch_stopped_at_any_moment_settles_at_the_best_boundary_it_has_pages_for(
+    world: tuple[EngineDriver, list[list[bytes]]], before: int, moves: list[tuple[bool, int]]
+) -> None:
+    """Reads begin and end in any order, then the job is told to finish; there is room, and time for the last read."""
+    driver, (keys, *_) = world
+    driver.engine.forget(driver.prefetch(keys[:before]).request.request_id, driver.now)
+    resident = [driver.resident(c) for c in range(len(driver.logs))]
+    job = driver.submit(keys)
+    driver.answer_probes()
+    for begin, index in moves:
+        if begin:
+            driver.begin_reads(index % 300)
+        elif driver.in_flight:
+            driver.end_read(driver.in_flight[index % len(driver.in_flight)])
+    had, stopped = job.contiguous, not job.done
+    driver.engine.stop(job, Reason.FINISHED, driver.now)
+    driver.check()
+    driver.run()
+    assert not driver.engine.live
+    if stopped:
+        assert job.ready == _best_after_failures(driver, keys, 0, min(had, job.granted), resident)
 
 
 def _best_after_failures(

@@ -40,13 +40,13 @@ class ReadQueue:
     def __init__(self) -> None:
         self._lines: dict[Job, _Line] = {}
         self._ranks: dict[int, _Rank] = {}
-        self._front: deque[tuple[Job, Load]] = deque()
+        self._front: dict[Job, deque[Load]] = {}
         self._turns: list[tuple[int, int, int, _Line]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
         """Return how many loads stand in line, counting one for each job that wants it."""
-        return len(self._front) + sum(len(line.loads) for line in self._lines.values())
+        return sum(map(len, self._front.values())) + sum(len(line.loads) for line in self._lines.values())
 
     def add(self, job: Job, loads: Iterable[Load]) -> None:
         """Append loads to a job's line."""
@@ -63,10 +63,13 @@ class ReadQueue:
 
     def add_in_front(self, job: Job, loads: Iterable[Load]) -> None:
         """Put loads before everything: pages handed out before, and the last read of a job that ends."""
-        self._front.extend((job, load) for load in loads)
+        loads = deque(loads)
+        if loads:
+            self._front.setdefault(job, deque()).extend(loads)
 
     def remove(self, job: Job) -> None:
-        """Forget a job's line. Idempotent."""
+        """Forget a job. Idempotent."""
+        self._front.pop(job, None)
         line = self._lines.pop(job, None)
         if line is not None:
             self._close(line)
@@ -79,16 +82,23 @@ class ReadQueue:
 
         None if nothing waits.
         """
-        batch: dict[Load, None] = {}  # a line may name a load twice
+        return self._from_front(batch_bytes) or self._from_lines(batch_bytes)
+
+    def _from_front(self, batch_bytes: int) -> tuple[ModelLayout, list[Load]] | None:
+        batch: dict[Load, None] = {}
+        layout: ModelLayout | None = None
         taken = 0
-        layout = self._front[0][0].layout if self._front else None
-        while self._front and taken < batch_bytes and self._front[0][0].layout is layout:
-            job, load = self._front.popleft()
-            if _is_wanted(load, job) and load not in batch:
-                batch[load] = None
-                taken += job.layout.components[load.component].slot_bytes
-        if layout is not None:
-            return (layout, list(batch)) if batch else self.next_batch(batch_bytes)
+        while self._front and (not batch or taken < batch_bytes):
+            job, loads = next(iter(self._front.items()))
+            if batch and job.layout is not layout:
+                break
+            layout = job.layout
+            taken += _take(job, loads, batch, batch_bytes - taken)
+            if not loads:
+                del self._front[job]
+        return (layout, list(batch)) if layout is not None and batch else None
+
+    def _from_lines(self, batch_bytes: int) -> tuple[ModelLayout, list[Load]] | None:
         while self._turns:
             _, served, _, line = heapq.heappop(self._turns)
             job = line.job
@@ -96,13 +106,9 @@ class ReadQueue:
                 continue  # it has left
             rank = self._ranks[job.request.priority]
             rank.level = max(rank.level, served)
-            while line.loads and taken < batch_bytes:
-                load = line.loads.popleft()
-                if _is_wanted(load, job) and load not in batch:
-                    batch[load] = None
-                    taken += job.layout.components[load.component].slot_bytes
+            batch: dict[Load, None] = {}
+            line.served += _take(job, line.loads, batch, batch_bytes)
             if line.loads:
-                line.served += taken
                 self._push(line)
             else:
                 del self._lines[job]
@@ -122,6 +128,16 @@ class ReadQueue:
             del self._ranks[priority]
 
 
-def _is_wanted(load: Load, job: Job) -> bool:
-    """Say whether a load is still to be read: not handed out in another job's turn, and not left meanwhile."""
-    return not load.filling and job in load.subscribers
+def _take(job: Job, loads: deque[Load], batch: dict[Load, None], batch_bytes: int) -> int:
+    """Move loads that are still to be read into a batch, at least one if there is one; return their bytes.
+
+    Left out is what was handed out in another job's turn, what was left meanwhile, and what is in the batch already.
+    """
+    taken = 0
+    components = job.layout.components
+    while loads and (not batch or taken < batch_bytes):
+        load = loads.popleft()
+        if not load.filling and job in load.subscribers and load not in batch:
+            batch[load] = None
+            taken += components[load.component].slot_bytes
+    return taken
