@@ -36,6 +36,7 @@ __all__ = [
     "make_keys",
     "make_model",
     "memory",
+    "print_progress",
     "print_table",
     "redis_at",
     "run_async",
@@ -77,6 +78,11 @@ def print_table(title: str, rows: Sequence[dict[str, Any]]) -> None:
     for line in cells:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     print()
+
+
+def print_progress(row: dict[str, Any]) -> None:
+    """Print a row of the table to come on stderr."""
+    print("; ".join(f"{name} {_shown(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
 
 
 def _shown(value: Any) -> str:

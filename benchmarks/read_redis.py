@@ -28,6 +28,7 @@ from _support import (
     make_keys,
     make_model,
     memory,
+    print_progress,
     print_table,
     redis_at,
     run_async,
@@ -164,6 +165,7 @@ def main() -> int:
                     server, model, total, options.repeat, options.connections, options.window, options.batch
                 )
                 rows.append(_row(on, kib << 10, total, run_async(measured)))
+                print_progress(rows[-1])
     title = f"Redis -> memory, {options.mib} MiB a row, median of {options.repeat} (lowest-highest)"
     print_table(title, rows)
     write_json(options.json, "read_redis", rows, mib=options.mib, repeat=options.repeat)
