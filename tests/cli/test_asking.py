@@ -41,7 +41,8 @@ class Asked:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "token").write_text(f"{TOKEN}\n")
-    pages = StoredPages.make(folder, server=f'port = 0\ntoken_file = "{folder}/token"')
+    server = f'port = 0\ntoken_file = "{folder}/token"'
+    pages = StoredPages.make(folder, server=server, storage="stall_timeout_ms = 60000")
     pages.store([bytes.fromhex(key) for key in KEYS[:5]])
     with pages.serving("--grace", "1") as service:
         yield Asked(service, pages, service.url, str(folder / "token"))

@@ -20,6 +20,7 @@ from support.running import Running, refusing, running
 
 KEYS = make_keys(8)
 GRACE_S = 3.0
+SLOW_S = 1.0  # a machine that others use as well may take so much longer over everything
 
 
 def _until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
@@ -32,7 +33,7 @@ def _until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
 def _exit(service: Running, within_s: float) -> float:
     """Wait for the end, which must be a good one; return how long it took."""
     began = time.monotonic()
-    assert service.process.wait(within_s) == 0
+    assert service.process.wait(within_s + SLOW_S) == 0
     return time.monotonic() - began
 
 

@@ -78,18 +78,19 @@ def _keys(arguments: argparse.Namespace) -> list[str]:
 
 def _prefetch(client: Client, arguments: argparse.Namespace) -> int:
     request_id = arguments.request_id or uuid.uuid4().hex
-    job = client.prefetch(
-        arguments.model,
-        _keys(arguments),
-        request_id=request_id,
-        device_pages=arguments.device_pages,
-        min_pages=arguments.min_pages,
-        priority=arguments.priority,
-        deadline_ms=arguments.deadline_ms,
-        lease_ms=arguments.lease_ms,
-    )
+    keys = _keys(arguments)
     started = time.monotonic()
     try:
+        job = client.prefetch(
+            arguments.model,
+            keys,
+            request_id=request_id,
+            device_pages=arguments.device_pages,
+            min_pages=arguments.min_pages,
+            priority=arguments.priority,
+            deadline_ms=arguments.deadline_ms,
+            lease_ms=arguments.lease_ms,
+        )
         while not job.done:
             job = client.get_prefetch(request_id, wait_ms=_POLL_MS)
             if time.monotonic() - started > 1.0 and sys.stderr.isatty() and not job.done:
