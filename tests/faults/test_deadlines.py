@@ -13,7 +13,7 @@ from forestage_client import Client, Prefetch
 from support.live import Live, hybrid, kv_only, live, make_keys, until
 
 DEADLINE_MS = 300
-LATE_S = 0.3  # the machines that run this are slower than those it is for
+LATE_S = 1.5  # a machine that others use as well
 KEYS = make_keys(8)
 
 
