@@ -33,7 +33,8 @@ async def _service(folder: Path, how: Exit) -> AsyncIterator[Live]:
         folder,
         hybrid(SLOTS, 4),
         storage={"stall_timeout_ms": stall_ms, "probe_timeout_ms": stall_ms},
-        prefetch={"settle_ms": 60, "max_inflight_fraction": 0.5},
+        # A job that is told to finish or to shut down waits for what hangs as long as this; the others must be quicker.
+        prefetch={"settle_ms": 60 if how in ("finish", "shutdown") else 5000, "max_inflight_fraction": 0.5},
     ) as service:
         service.store(WHOLE, states=[SLOTS])
         yield service
@@ -53,7 +54,7 @@ class _Round:
         self.sock: socket.socket | None = None
 
     async def reach(self) -> Job:
-        """Start the job and let it come to its phase."""
+        """Start the job and let it come to its phase, or to its deadline if that is sooner."""
         service, storage = self.service, self.service.storage
         held = {"begun": 0, "part": 3, "last": 7, "settling": 6, "truncated": 9}.get(self.phase)
         outcome = ReadOutcome.ERROR if self.how == "storage_error" else None
@@ -79,14 +80,16 @@ class _Round:
         if self.phase == "done":
             await until(lambda: job.done)
         elif self.phase in ("queued", "probing"):
-            await until(lambda: job.state.value == self.phase)
+            await until(lambda: job.done or job.state.value == self.phase)
         elif self.phase == "reserved":
-            await until(lambda: job.state is JobState.LOADING)
+            await until(lambda: job.done or job.state is JobState.LOADING)
         else:
-            await until(lambda: job.contiguous == held and storage.open_reads > 0)
+            await until(lambda: job.done or (job.contiguous == held and storage.open_reads > 0))
         if self.phase == "settling":
             self.finishing = asyncio.create_task(service.client.finish("r"))
             await until(lambda: job.stopped)
+        if self.how not in ("deadline", "stall"):
+            assert job.done == (self.phase == "done")
         return job
 
     async def leave(self, job: Job) -> None:
