@@ -1,4 +1,4 @@
-"""Hit lengths and shortfall: S2 of the fault list, without any I/O."""
+"""Hit lengths and shortfall, without any I/O."""
 
 from itertools import product
 

@@ -133,7 +133,7 @@ def test_slots_of_a_read_under_way_are_not_granted_before_it_has_ended() -> None
 
 
 def test_fifteen_clients_with_more_than_the_pool_holds() -> None:
-    """S8: everybody is answered, leased pages never exceed the pool, each short answer says why."""
+    """Everybody is answered, leased pages never exceed the pool, each short answer says why."""
     chains = [chain(f"c{number}", 38) for number in range(15)]
     driver = _driver(64, *chains)
     for _ in range(20):

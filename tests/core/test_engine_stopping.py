@@ -19,7 +19,7 @@ def _kv_driver(slots: int = 8, **settings: float) -> EngineDriver:
     return driver
 
 
-# ---- S1: abort in every phase
+# ---- abort in every phase
 
 
 def _queued(driver: EngineDriver) -> Job:
@@ -241,7 +241,7 @@ def test_stopping_refuses_new_jobs_but_knows_the_old_ones() -> None:
     assert (job.done, job.shortfall) == (True, {Reason.SHUTDOWN: 8})
 
 
-# ---- S4: one deadline over everything
+# ---- one deadline over everything
 
 
 @pytest.mark.parametrize("deadline_ms", [1, 2, 500, 60_000])

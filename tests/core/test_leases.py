@@ -29,7 +29,7 @@ def test_leased_pages_stay_and_others_are_told_why() -> None:
 
 @pytest.mark.parametrize("pages", [1, 8])
 def test_a_consumer_that_comes_late_without_pressure(pages: int) -> None:
-    """S12 (i): the lease is gone for sure, the pages are still there for the next lease."""
+    """The lease is gone for sure, the pages are still there for the next lease."""
     driver = _driver()
     job = driver.prefetch(KEYS[:pages], lease_ms=1000)
     assert job.lease is not None
@@ -46,7 +46,7 @@ def test_a_consumer_that_comes_late_without_pressure(pages: int) -> None:
 
 @pytest.mark.parametrize("pages", [1, 8])
 def test_a_consumer_that_comes_late_and_another_has_taken_the_slots(pages: int) -> None:
-    """S12 (ii): it finds out, and its late calls do not touch the other's lease."""
+    """It finds out, and its late calls do not touch the other's lease."""
     driver = _driver(pages)
     late = driver.prefetch(KEYS[:pages], lease_ms=1000)
     assert late.lease is not None
