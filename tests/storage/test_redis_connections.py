@@ -171,7 +171,7 @@ async def test_a_mistake_of_ours_costs_the_connection_and_is_logged(
     pages = keys(3)
     await store(storage, MODEL, KV, *pages)
     with monkeypatch.context() as patch:
-        patch.setattr(ReplyStream, "take_trailer", lambda stream, expected: 1 // 0)
+        patch.setattr(ReplyStream, "read_run", lambda stream, values, due: 1 // 0)
         assert await read(storage, *pages) == [UNREACHABLE] * 3
     assert "ZeroDivisionError" in caplog.text
     assert storage.num_links == 0

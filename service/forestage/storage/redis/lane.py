@@ -6,6 +6,7 @@ or by being sent elsewhere. The lane touches views and reports only while it hol
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from forestage.storage.base import ReadOutcome
 from forestage.storage.envelope import seal
@@ -15,12 +16,13 @@ from forestage.storage.redis.errand import Errand
 from forestage.storage.redis.errors import AbandonedError, LinkError, OversizeError, ReplyError
 from forestage.storage.redis.link import Link
 from forestage.storage.redis.node import Node
-from forestage.storage.redis.reply_stream import Value
+from forestage.storage.redis.reply_stream import MAX_RUN, Value
 
 __all__ = ["Lane"]
 
 _TICK_S = 0.05
 _BESIDE_BYTES = 128  # what a reply has beside the payload, about
+_RUN_BYTES = 512 << 10  # of payload received in one call: small pages would only wake the thread each
 _MAX_ASKED = 1024  # commands due on a connection, so that they always fit into its buffers
 _FAILURES = {Value.NIL: ReadOutcome.MISSING, Value.ODD: ReadOutcome.CORRUPT}
 
@@ -68,6 +70,10 @@ class Lane(Errand[ValueRead]):
                 due_bytes += self._ask(link, self._window_bytes - due_bytes)
             if not asked:
                 break
+            run_bytes = self._receive_run(link)
+            if run_bytes:
+                due_bytes -= run_bytes
+                continue
             value = asked[0]
             due_bytes -= len(value.view) + _BESIDE_BYTES
             try:
@@ -141,6 +147,26 @@ class Lane(Errand[ValueRead]):
             return _FAILURES[got]
         # Now, while the page is in the cache.
         return ReadOutcome.LOADED if replies.take_trailer(seal(view, page.key, shard.seed)) else ReadOutcome.CORRUPT
+
+    def _receive_run(self, link: Link) -> int:
+        """Receive as many of the next values in one call as makes sense; return how many bytes their replies were.
+
+        0 when the next reply is to be received by itself.
+        """
+        asked = self._asked
+        # An ASKING has a reply of its own.
+        most = 1 if self._asking else min(len(asked), MAX_RUN, _RUN_BYTES // max(1, len(asked[0].view)))
+        if most < 2:
+            return 0
+        values = list(islice(asked, most))
+        parts = [(value.view, value.shard.value_header, value.page) for value in values]
+        taken = 0
+        for value, trailer in zip(values, link.replies.read_run(parts, len(asked) - most), strict=False):
+            good = trailer == seal(value.view, value.page.key, value.shard.seed)
+            self._settle()
+            self._batch.end(value, ReadOutcome.LOADED if good else ReadOutcome.CORRUPT)
+            taken += len(value.view) + _BESIDE_BYTES
+        return taken
 
     def _look(self) -> None:
         """Give up a connection on which nothing comes and from which nobody wants anything any more."""

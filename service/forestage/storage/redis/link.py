@@ -40,7 +40,7 @@ class Link:
         self.has_answered = False
         if isinstance(sock, ssl.SSLSocket):
             sock.settimeout(_TICK_S)
-            self.replies = ReplyStream(self._receive_tls)
+            self.replies = ReplyStream(self._receive_tls, gathers=False)
         else:
             sock.settimeout(None)
             tick = struct.pack("@ll", 0, int(_TICK_S * 1e6))

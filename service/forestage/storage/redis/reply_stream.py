@@ -11,7 +11,7 @@ from forestage.storage.base import PageRead
 from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis.errors import AbandonedError, DesyncError, OversizeError, ReplyError
 
-__all__ = ["Receive", "ReplyStream", "Value", "value_header"]
+__all__ = ["MAX_RUN", "Receive", "ReplyStream", "Value", "value_header"]
 
 # Fill buffers in order and return how many bytes came: at least one. With `fully`, come back with less than asked
 # only after a pause. Raises LinkError.
@@ -24,6 +24,9 @@ _SHORTEST_REPLY = 5  # bytes: "$-1\r\n" and any error; those to EXISTS have 4
 _MAX_AHEAD = 64  # bytes of later replies taken in the same call: enough for a head
 _MAX_LINE = 64 << 10
 _KEPT_OF_LINE = 256
+MAX_RUN = 32  # values received in one call
+_END = TRAILER_BYTES + 2
+_GAP = _END + _MAX_AHEAD  # what lies between two payloads at most: the end of one reply, the head of the next
 # A value of the wrong length is read to its end up to here; beyond, a new connection is cheaper.
 _MAX_SKIPPED = 4 << 20
 _FLAG = 4  # bytes of the reply ":1\r\n"
@@ -46,8 +49,11 @@ def value_header(payload_bytes: int) -> bytes:
 class ReplyStream:
     """The receiving side of one connection. Used by one thread at a time."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, *, gathers: bool = True) -> None:
+        """Begin with nothing received; `gathers` says that `receive` fills more than the first buffer."""
         self._receive = receive
+        self._gathers = gathers
+        self._gaps = memoryview(bytearray(MAX_RUN * _GAP))
         self._spill = bytearray(_SPILL_BYTES)
         self._room = memoryview(self._spill)
         self._start = 0
@@ -93,6 +99,71 @@ class ReplyStream:
                 raise AbandonedError("stopped in the middle of a large value")
         self._end = done - size
         return Value.WHOLE
+
+    def read_run(self, values: Sequence[tuple[memoryview, bytes, PageRead]], due: int) -> list[bytes]:
+        """Receive the replies to several GETs in one call; return the trailers of those that came whole, in order.
+
+        `values` are view, `value_header` and page of each, at most `MAX_RUN`; `due` replies are still to come after
+        them. It ends before the first reply that is something else, which is then to be read by `read_value`, as is
+        the first of `values` when nothing is returned. Views of values that did not come whole may hold anything.
+        """
+        view, header, _ = values[0]
+        while self._gathers and header.startswith(self._spill[self._start : self._end]) and not self._has(len(header)):
+            self._fill()
+        begin = self._start + len(header)
+        done = self._end - begin
+        if not self._gathers or not self._spill.startswith(header, self._start, self._end) or done >= len(view):
+            return []
+        view[:done] = self._room[begin : self._end]
+        self._start = self._end = 0
+        buffers = [view[done:]]
+        for at, (view, header, _) in zip(range(0, MAX_RUN * _GAP, _GAP), values[1:], strict=False):
+            buffers += (self._gaps[at : at + _END + len(header)], view)
+        at = _GAP * (len(values) - 1)
+        buffers.append(self._gaps[at : at + _END + min(_MAX_AHEAD, _SHORTEST_REPLY * due)])
+        total, got = sum(map(len, buffers)), 0
+        trailers: list[bytes] = []
+        behind, is_odd = 0, False
+        # After a pause whole values are handed out: the next one may never come.
+        while got < total and not trailers and not is_odd:
+            got += self._receive(_beyond(buffers, got) if got else buffers, True)
+            for _, _, page in values:
+                page.progress += 1
+            trailers, behind, is_odd = self._ends_of(values, len(buffers[0]), got)
+        rest = b"".join(_beyond(buffers, behind, got))
+        if len(rest) > len(self._spill):
+            self._spill = bytearray(len(rest))
+            self._room = memoryview(self._spill)
+        self._spill[: len(rest)] = rest
+        self._end = len(rest)
+        return trailers
+
+    def _ends_of(
+        self, values: Sequence[tuple[memoryview, bytes, PageRead]], at: int, got: int
+    ) -> tuple[list[bytes], int, bool]:
+        """Look at the gaps behind values of which `got` bytes came, the first gap after `at` bytes.
+
+        Returns the trailers of the values that are whole, how many bytes those values are, and whether what follows
+        them is something else than the next value.
+        """
+        trailers: list[bytes] = []
+        behind = 0
+        for place in range(len(values)):
+            here = min(got - at, _GAP)
+            if here < _END:
+                return trailers, behind, False
+            gap = bytes(self._gaps[place * _GAP : place * _GAP + here])
+            if gap[TRAILER_BYTES:_END] != b"\r\n":
+                raise DesyncError("a value does not end where its head said")
+            trailers.append(gap[:TRAILER_BYTES])
+            behind = at + _END
+            if place + 1 < len(values):
+                view, header, _ = values[place + 1]
+                head = gap[_END : _END + len(header)]
+                if not header.startswith(head):
+                    return trailers, behind, True
+                at = behind + len(header) + len(view)
+        return trailers, behind, False
 
     def take_trailer(self, expected: bytes) -> bool:
         """Receive the rest of a value; say whether it is the trailer that it ought to have. Raises DesyncError."""
@@ -183,8 +254,8 @@ class ReplyStream:
         kept = b""
         length = 0
         while (at := self._spill.find(b"\r\n", self._start, self._end)) < 0:
-            if self._end - self._start == _SPILL_BYTES:
-                length += _SPILL_BYTES - 1
+            if self._end - self._start == len(self._spill):
+                length += len(self._spill) - 1
                 if length > _MAX_LINE:
                     raise DesyncError("a line does not end")
                 kept = kept or bytes(self._room[self._start : self._start + _KEPT_OF_LINE])
@@ -194,8 +265,11 @@ class ReplyStream:
         self._start = at + 2
         return line
 
+    def _has(self, count: int) -> bool:
+        return self._end - self._start >= count
+
     def _require(self, count: int) -> None:
-        while self._end - self._start < count:
+        while not self._has(count):
             self._fill()
 
     def _fill(self) -> None:
@@ -204,3 +278,17 @@ class ReplyStream:
             self._spill[: len(rest)] = rest
             self._start, self._end = 0, len(rest)
         self._end += self._receive([self._room[self._end :]], False)
+
+
+def _beyond(buffers: Sequence[memoryview], start: int, end: int | None = None) -> list[memoryview]:
+    """Return what `buffers`, taken as one run of bytes, have from `start` on (up to `end`)."""
+    parts = []
+    for buffer in buffers:
+        size = len(buffer)
+        part = buffer[max(0, start) : size if end is None else max(0, end)]
+        if len(part):
+            parts.append(part)
+        start -= size
+        if end is not None:
+            end -= size
+    return parts
