@@ -176,6 +176,26 @@ class Engine:
                 pool.begin(load)
         return batch
 
+    def pages_loaded(self, model: str, loads: Iterable[Load], now: float) -> None:
+        """The storage has let go of these slots: each holds its page, whole and verified."""
+        pool = self.pools[model]
+        moved: dict[Job, None] = {}
+        for load in loads:
+            jobs = load.subscribers
+            if jobs:
+                pool.publish(load)
+                for job in jobs:
+                    _take_page(job, load)
+                    moved[job] = None
+            else:
+                pool.discard(load)
+            if load.drained_for:
+                self._drained(load, now)
+        for job in moved:
+            if not job.done:
+                self._advance(job, now)
+        self._admit(now)
+
     def read_ended(
         self, model: str, load: Load, failure: Reason | None, now: float, *, untouched: bool = False
     ) -> None:
@@ -183,23 +203,21 @@ class Engine:
 
         `untouched` says that the read was stopped before it began.
         """
+        if failure is None and not untouched:
+            self.pages_loaded(model, (load,), now)
+            return
         pool = self.pools[model]
         jobs = tuple(load.subscribers)
-        if not jobs:
-            pool.discard(load)
-        elif untouched:
+        if jobs and failure is None:
             # It was stopped for one that left, and somebody else has come since: it takes over.
             pool.unbegin(load)
             for job in jobs:
                 self._queue.add_in_front(job, (load,))
-        elif failure is not None:
+        else:
             pool.discard(load)
+        if failure is not None:
             for job in jobs:
                 self._page_failed(job, load, failure, now)
-        else:
-            pool.publish(load)
-            for job in jobs:
-                self._page_arrived(job, load, now)
         self._drained(load, now)
         self._admit(now)
 
@@ -279,14 +297,6 @@ class Engine:
         self._granted_since = True
         self.admission.set_promise(job, owned_bytes(job))
         self._queue.add(job, waiting_loads(job, range(len(job.pending))))
-        self._advance(job, now)
-
-    def _page_arrived(self, job: Job, load: Load, now: float) -> None:
-        c, page = load.component, taken(job, load)
-        job.holds[c][page] = load.slot
-        job.arrived_pages[c].add(page)
-        if not job.layout.components[c].is_tail:
-            (job.loaded_pages if load.reader is job else job.joined_pages).add(page)
         self._advance(job, now)
 
     def _page_failed(self, job: Job, load: Load, failure: Reason, now: float) -> None:
@@ -428,3 +438,11 @@ class Engine:
 
     def _forget_done(self, job: Job, _now: float) -> None:
         del self.jobs[job.request.request_id]
+
+
+def _take_page(job: Job, load: Load) -> None:
+    c, page = load.component, taken(job, load)
+    job.holds[c][page] = load.slot
+    job.arrived_pages[c].add(page)
+    if not job.layout.components[c].is_tail:
+        (job.loaded_pages if load.reader is job else job.joined_pages).add(page)

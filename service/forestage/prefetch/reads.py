@@ -22,6 +22,10 @@ __all__ = ["Reads", "SlotMemory"]
 
 log = logging.getLogger("forestage.prefetch")
 
+# Pages are taken in so often while they come: one at a time, the reader threads and the loop would only wake each other.
+# The end of a batch is taken in at once.
+_TAKE_EVERY_S = 0.001
+
 _FAILURES = {
     ReadOutcome.MISSING: Reason.VANISHED,
     ReadOutcome.CORRUPT: Reason.CORRUPT,
@@ -136,20 +140,31 @@ class Reads:
         return read
 
     def _take_reports(self) -> None:
-        self._waking = False  # before taking: a report that comes from now on wakes the loop again
+        if not self._reports:
+            self._waking = False
+            if not self._reports:
+                return  # a report that comes from now on wakes the loop
+            self._waking = True
         self._drain()
         self._on_progress()
+        asyncio.get_running_loop().call_later(_TAKE_EVERY_S, self._take_reports)
 
     def _drain(self) -> None:
-        engine, now = self._engine, self._clock()
-        while self._reports:
-            batch, index, outcome = self._reports.popleft()
+        engine, now, reports = self._engine, self._clock(), self._reports
+        loaded: list[Load] = []  # of one model
+        model = ""
+        while reports:
+            batch, index, outcome = reports.popleft()
             batch.open.discard(index)
             if not batch.open:
                 self._delivering -= 1
             load = batch.loads[index]
+            if loaded and (outcome is not ReadOutcome.LOADED or batch.model != model):
+                engine.pages_loaded(model, loaded, now)
+                loaded = []
             if outcome is ReadOutcome.LOADED:
-                engine.read_ended(batch.model, load, None, now)
+                model = batch.model
+                loaded.append(load)
             elif outcome is ReadOutcome.STOPPED:
                 engine.read_ended(batch.model, load, None, now, untouched=True)
             elif outcome is ReadOutcome.STALLED:
@@ -157,3 +172,5 @@ class Reads:
                 engine.read_stalled(batch.model, load, now)
             else:
                 engine.read_ended(batch.model, load, _FAILURES[outcome], now)
+        if loaded:
+            engine.pages_loaded(model, loaded, now)

@@ -154,6 +154,8 @@ class ReplyStream:
                 return trailers, behind, False
             gap = bytes(self._gaps[place * _GAP : place * _GAP + here])
             if gap[TRAILER_BYTES:_END] != b"\r\n":
+                if trailers:
+                    return trailers, behind, True
                 raise DesyncError("a value does not end where its head said")
             trailers.append(gap[:TRAILER_BYTES])
             behind = at + _END
