@@ -37,9 +37,11 @@ class Presence:
 
     A storage may stop at the first page that is neither `known` nor whole in every `every_page` component; masks are
     0 from there on, tails included. They are 0 below `first_page` (`first_tail` for tail components) too.
+    `unasked_from` is that first page if it is unknown whether it is there: the part of L3 that has it did not answer.
     """
 
     masks: tuple[bytes | bytearray, ...]
+    unasked_from: int | None = None
 
 
 class ReadOutcome(StrEnum):

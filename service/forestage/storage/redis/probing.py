@@ -1,7 +1,9 @@
 """From a probe to the names it asks for, block by block, and from flags back to masks."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Probe
@@ -31,6 +33,15 @@ class ProbeBlock:
             if number and self.spans[number - 1][0] == component:
                 found = _both(masks[component][first : self.end], found)
             masks[component][first : self.end] = found
+
+    def asks_for(self, page: int, places: Iterable[int]) -> bool:
+        """Say whether the name at any of these places belongs to a page."""
+        starts = [0, *accumulate(self.end - first for _, first in self.spans)]
+        for place in places:
+            number = bisect_right(starts, place) - 1
+            if self.spans[number][1] + place - starts[number] == page:
+                return True
+        return False
 
     def first_gap(self, model: ModelLayout, probe: Probe, masks: Sequence[bytearray]) -> int | None:
         """Return the first page of this block that ends the prefix: neither known nor whole."""

@@ -111,12 +111,13 @@ class RedisStorage(Storage):
         num_pages = len(probe.keys)
         masks = tuple(bytearray(num_pages) for _ in model.components)
         for block in probe_blocks(model, probe, self._names.of(model)):
-            block.enter(masks, await self._ask(block.names))
+            flags, unasked = await self._ask(block.names)
+            block.enter(masks, flags)
             gap = block.first_gap(model, probe, masks)
             if gap is not None:
                 for mask in masks:
                     mask[gap:] = bytes(num_pages - gap)
-                break
+                return Presence(masks, gap if block.asks_for(gap, unasked) else None)
         return Presence(masks)
 
     async def read_into(self, model: ModelLayout, reads: Sequence[PageRead], report: Report) -> None:
@@ -195,8 +196,11 @@ class RedisStorage(Storage):
         for node in self._directory.nodes():
             node.check_integrity()
 
-    async def _ask(self, names: list[bytes]) -> bytearray:
-        """Return which names exist: 1 for each that does. Raises StorageUnavailableError when no node answers."""
+    async def _ask(self, names: list[bytes]) -> tuple[bytearray, Sequence[int]]:
+        """Return which names exist, 1 for each that does, and the places of those that could not be asked for.
+
+        Raises StorageUnavailableError when no node answers.
+        """
         self._require_open()
 
         def make(node: Node, places: Sequence[int], asking: bool) -> Question:
@@ -208,13 +212,13 @@ class RedisStorage(Storage):
         if dispatch.is_broken_off or (left and not self._directory.any_well()):
             raise dispatch.failure or StorageUnavailableError("no node answers")
         if not left and len(dispatch.errands) == 1:
-            return dispatch.errands[0].flags
+            return dispatch.errands[0].flags, ()
         flags = bytearray(len(names))
         for question in dispatch.errands:
             if not question.todo:
                 for place, flag in zip(question.places, question.flags, strict=True):
                     flags[place] |= flag
-        return flags
+        return flags, left
 
     async def _change(self, changes: Sequence[Change]) -> int:
         """Make changes and return what the counted ones add up to. Raises StorageUnavailableError or OSError."""
