@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-enum { VERSION = 2, STARTING = 1, RESIDENT = 2, STALE = 3 };
+enum { VERSION = 3, STARTING = 1, RESIDENT = 2, STALE = 3 };
 struct header {
     char magic[8];
     uint32_t version, header_bytes;

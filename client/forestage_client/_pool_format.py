@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _MAGIC = b"FRSTPOOL"
-_VERSION = 2
+_VERSION = 3
 HEADER_BYTES = 4096
 _RECORD_BYTES = 256
 ENTRY_BYTES = 128
@@ -46,7 +46,8 @@ GENERATION = struct.Struct("<Q")
 _PAGE = 4096
 _STARTING = 1
 RESIDENT = 2
-STATE_NAMES = {0: "free", 1: "filling", RESIDENT: "resident"}
+# 3, lent, is filling too: by an engine.
+STATE_NAMES = {0: "free", 1: "filling", RESIDENT: "resident", 3: "filling"}
 
 
 class PoolFormatError(ValueError):

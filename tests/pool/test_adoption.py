@@ -26,7 +26,7 @@ from pool.pages import DEMO, HYBRID, KV_BYTES, fill, key_of, payload
 
 MIB = 1 << 20
 HYBRID_KV, HYBRID_STATE = 1, 2  # indexes of regions
-TINY = ModelLayout("tiny", 1, (Component("kv", 64, slots=3),))
+TINY = ModelLayout("tiny", 1, (Component("kv", 64, slots=4),))
 
 
 def settings(path: Path, size: int = 4 * MIB, **others: str | int) -> PoolSettings:
@@ -119,6 +119,7 @@ def test_a_start_that_is_killed_while_it_takes_over_loses_nothing(shm: Path, cap
     fill(first, 0, 1, key_of(1))
     first.tables[0].begin_fill(1)
     fill(first, 0, 2, key_of(2), page=9, dirty=True)
+    first.tables[0].begin_fill(3, lent=True)
     first.close()
     inode = path.stat().st_ino
     expected = [AdoptedPage(0, key_of(0), 0, False), AdoptedPage(2, key_of(2), 9, True)]
@@ -131,7 +132,7 @@ def test_a_start_that_is_killed_while_it_takes_over_loses_nothing(shm: Path, cap
 
     def start() -> PoolFile:
         pool = PoolFile.create(settings(path, MIB), (TINY,))
-        assert pool.adopted[0] == expected
+        assert (pool.adopted[0], pool.lent) == (expected, [(0, 3)])
         assert path.stat().st_ino == inode
         return pool
 
@@ -145,6 +146,62 @@ def test_a_start_that_is_killed_while_it_takes_over_loses_nothing(shm: Path, cap
         assert pool.generation == before + 1 in {2, 3}
         pool.close()
     assert not any("replaced" in line for line in lines(caplog))
+
+
+def test_slots_lent_to_an_engine_stay_lent_through_every_restart(shm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = shm / "pool"
+    models = (DEMO, HYBRID)
+    first = PoolFile.create(settings(path), models)
+    fill(first, 0, 0, key_of(0), page=5, dirty=True)
+    fill(first, 0, 1, key_of(1), page=6)
+    first.tables[0].begin_fill(2)
+    first.tables[0].begin_fill(3, lent=True)
+    first.tables[HYBRID_STATE].begin_fill(4, lent=True)
+    first.tables[HYBRID_STATE].begin_fill(1, lent=True)
+    first.tables[HYBRID_STATE].publish(1, key_of(1), page=1, dirty=True)
+    first.tables[0].begin_fill(6, lent=True)
+    first.tables[0].clear(6)
+    lent = [(0, 3), (HYBRID_STATE, 4)]
+    pages = [
+        [AdoptedPage(0, key_of(0), 5, True), AdoptedPage(1, key_of(1), 6, False)],
+        [],
+        [AdoptedPage(1, key_of(1), 1, True)],
+    ]
+    region = first.geometry.regions[0]
+    first.close()
+    with open(path, "r+b") as engine:
+        for dropped in (1, 0):
+            pool = PoolFile.create(settings(path), models)
+            assert lines(caplog) == [
+                f"adopted the pool at {path}: 3 pages kept, {dropped} dropped, 2 may still be written by engines"
+            ]
+            assert (pool.adopted, pool.lent) == (pages, lent)
+            # The engine goes on writing, and no reader takes that for a page.
+            engine.seek(region.offset + 3 * KV_BYTES)
+            engine.write(payload(key_of(3), KV_BYTES // 2))
+            engine.flush()
+            with PoolView(path) as reader:
+                entry = next(entry for entry in reader.slots("demo", "kv") if entry.slot == 3)
+                assert (entry.state, entry.key) == ("filling", b"")
+                with pytest.raises(Stale):
+                    reader.stamp("demo", "kv", 3, key_of(3))
+            pool.close()
+    pool = PoolFile.create(settings(path), models)
+    lines(caplog)
+    for index, slot in pool.lent:
+        pool.tables[index].clear(slot)
+    assert fill(pool, 0, 3, key_of(30)) == payload(key_of(30), KV_BYTES)
+    pool.tables[0].set_clean(0)
+    pool.close()
+    pool = PoolFile.create(settings(path), models)
+    assert lines(caplog) == [f"adopted the pool at {path}: 4 pages kept, 0 dropped"]
+    assert pool.lent == []
+    assert pool.adopted[0] == [
+        AdoptedPage(0, key_of(0), 5, False),
+        AdoptedPage(1, key_of(1), 6, False),
+        AdoptedPage(3, key_of(30), 0, False),
+    ]
+    pool.close()
 
 
 OTHER_DTYPE = replace(DEMO, dtype="float16")
@@ -225,7 +282,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str, int]] = {
     "start of the header": (scribble(0, NOISE[:64]), "its header was overwritten", 5),
     "header": (scribble(0, NOISE[:4096]), "its header was overwritten", 1),
     "header and records": (scribble(0, NOISE[:8192]), "its header was overwritten", 1),
-    "version": (scribble(8, b"\1"), "format version 1, this service writes 2", 5),
+    "version": (scribble(8, b"\1"), "format version 1, this service writes 3", 5),
     "size": (scribble(16, b"\xff"), "the header is damaged: its checksum does not agree", 5),
     "inode": (scribble(40, b"\xff"), "the header is damaged: its checksum does not agree", 5),
     "generation": (scribble(128, NOISE[:8]), "the header is damaged: impossible generation", 1),

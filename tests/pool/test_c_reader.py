@@ -105,7 +105,7 @@ def test_it_refuses_what_is_not_a_pool_that_it_knows(pool: PoolFile, read: Read,
     refused = (1, b"", "pool_reader: no such pool, region or slot\n")
     for model, component, slot in (("demo", "mamba", 0), ("dem", "kv", 0), ("demo", "k", 0), ("demo", "kv", slots)):
         assert read(pool.path, model, component, slot, key) == refused
-    damages = {"magic": (0, b"F0"), "version": (8, b"\3"), "size": (16, b"\1"), "starting": (160, b"\1")}
+    damages = {"magic": (0, b"F0"), "version": (8, b"\2"), "size": (16, b"\1"), "starting": (160, b"\1")}
     for name, (at, content) in damages.items():
         (shm / name).write_bytes(head[:at] + content + head[at + len(content) :])
     (shm / "short").write_bytes(head[:100])

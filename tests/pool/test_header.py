@@ -100,11 +100,11 @@ def test_a_header_cut_short_is_damaged_and_other_files_are_foreign() -> None:
 
 def test_a_reader_refuses_another_version_and_a_pool_in_the_making() -> None:
     made = bytearray(head(DEMO))
-    made[8] = 3
+    made[8] = 2
     made[64:68] = zlib.crc32(made[4096:], zlib.crc32(made[:64])).to_bytes(4, "little")
-    with pytest.raises(PoolFormatError, match="version 3"):
+    with pytest.raises(PoolFormatError, match="version 2"):
         read_head(bytes(made))
-    with pytest.raises(HeaderError, match="version 3"):
+    with pytest.raises(HeaderError, match="version 2"):
         read_header(bytes(made))
     with pytest.raises(PoolFormatError, match="preparing"):
         read_head(head(DEMO, state=STARTING))

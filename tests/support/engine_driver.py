@@ -20,18 +20,23 @@ class SlotLog:
     def __init__(self, capacity: int) -> None:
         self.visible: list[bytes | None] = [None] * capacity
         self.filling = [False] * capacity
+        self.dirty = [False] * capacity
 
-    def begin_fill(self, slot: int) -> None:
+    def begin_fill(self, slot: int, lent: bool = False) -> None:
         assert not self.filling[slot]
         assert self.visible[slot] is None
         self.filling[slot] = True
 
-    def publish(self, slot: int, key: bytes, page: int = 0) -> None:
+    def publish(self, slot: int, key: bytes, page: int = 0, dirty: bool = False) -> None:
         assert self.filling[slot]
-        self.visible[slot], self.filling[slot] = key, False
+        self.visible[slot], self.filling[slot], self.dirty[slot] = key, False, dirty
+
+    def set_clean(self, slot: int) -> None:
+        assert self.visible[slot] is not None
+        self.dirty[slot] = False
 
     def clear(self, slot: int) -> None:
-        self.visible[slot], self.filling[slot] = None, False
+        self.visible[slot], self.filling[slot], self.dirty[slot] = None, False, False
 
 
 class ReadFlag:

@@ -21,11 +21,14 @@ class SlotState(IntEnum):
 class SlotEvents(Protocol):
     """Who mirrors the slots for readers in other processes; called before the state here changes."""
 
-    def begin_fill(self, slot: int) -> None:
-        """The content of `slot` may change from now on."""
+    def begin_fill(self, slot: int, lent: bool = False) -> None:
+        """The content of `slot` may change from now on; `lent`: by the hand of another process."""
 
-    def publish(self, slot: int, key: bytes, page: int = 0) -> None:
-        """`slot` holds the whole page `key` from now on, number `page` of its prefix."""
+    def publish(self, slot: int, key: bytes, page: int = 0, dirty: bool = False) -> None:
+        """`slot` holds the whole page `key` from now on, number `page` of its prefix; `dirty`: L3 has it not yet."""
+
+    def set_clean(self, slot: int) -> None:
+        """L3 has the page of a resident `slot` now."""
 
     def clear(self, slot: int) -> None:
         """`slot` holds no page any more."""

@@ -35,7 +35,9 @@ class PoolFile:
     `path` is absolute, `size` in bytes, `instance` 32 hex digits that no other start has, `generation` counts the
     starts at this path. `pinned` ("cuda", "mlock", "none") and `hugepages` ("hugetlbfs", "transparent", "none") say
     what was achieved, not what was asked for; `huge_bytes` how much lies in huge pages. `adopted[i]` are the pages that
-    an earlier life left in region i, none if the file is new.
+    an earlier life left in region i, none if the file is new; `lent` the (region index, slot) of slots that it had lent
+    to engines, which may be writing to them still: keep those out of use until the reservations have run out, then
+    `clear` them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PoolFile:
             for region in geometry.regions
         ]
         self.adopted: list[list[AdoptedPage]] = [[] for _ in geometry.regions]
+        self.lent: list[tuple[int, int]] = []
         self._closed = False
 
     @classmethod
@@ -168,12 +171,15 @@ class PoolFile:
         set_state(self._memory, STARTING)
         dropped = 0
         for index, table in enumerate(self.tables):
-            self.adopted[index], freed = table.recover()
-            dropped += freed
+            found = table.recover()
+            self.adopted[index] = found.pages
+            self.lent += [(index, slot) for slot in found.lent]
+            dropped += found.dropped
         set_start(self._memory, instance, self.generation)
         set_state(self._memory, READY)
         kept = sum(map(len, self.adopted))
-        _log.info("adopted the pool at %s: %d pages kept, %d dropped", self.path, kept, dropped)
+        lent = f", {len(self.lent)} may still be written by engines" if self.lent else ""
+        _log.info("adopted the pool at %s: %d pages kept, %d dropped%s", self.path, kept, dropped, lent)
 
     def shard_views(self, region_index: int, slot: int) -> tuple[memoryview, ...]:
         """Return one writable view a shard, each of exactly `Component.bytes` bytes. Valid as long as they are held."""

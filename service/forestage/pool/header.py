@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAGIC = b"FRSTPOOL"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # Header states. They inform; what a reader may trust is said by the slot entries alone.
 STARTING, READY, STOPPED = 1, 2, 3

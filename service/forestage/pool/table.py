@@ -2,8 +2,9 @@
 
 Law of a slot entry: its generation only grows; it is odd from before the first byte of the slot may be written until
 the content is stable, and even otherwise; each refill and each eviction changes it. While it is even and the state is
-RESIDENT, the slot holds the whole bytes of the key in the entry. This holds after every single store, hence also
-when the process is killed between two of them.
+RESIDENT, the slot holds the whole bytes of the key in the entry. From before another process may learn that it can
+write to a slot until the owner knows that it no longer does, the state is LENT and the generation odd. This holds after
+every single store, hence also when the process is killed between two of them.
 """
 
 import struct
@@ -13,10 +14,10 @@ from typing import NamedTuple
 from forestage.core.geometry import SLOT_ENTRY_BYTES, Region
 from forestage.pool.fence import STORES_IN_ORDER, fence
 
-__all__ = ["FILLING", "FREE", "RESIDENT", "AdoptedPage", "RegionTable"]
+__all__ = ["FILLING", "FREE", "LENT", "RESIDENT", "AdoptedPage", "Recovered", "RegionTable"]
 
-# Slot states.
-FREE, FILLING, RESIDENT = 0, 1, 2
+# Slot states. LENT is filling by another process, which goes on when this one is killed.
+FREE, FILLING, RESIDENT, LENT = 0, 1, 2, 3
 
 _DIRTY = 1  # of the flags
 _MAX_KEY_BYTES = 64
@@ -52,6 +53,18 @@ class AdoptedPage(NamedTuple):
     dirty: bool
 
 
+class Recovered(NamedTuple):
+    """What an earlier life of the service left in a region.
+
+    `pages` in order of their slots; `dropped` counts the slots that were freed; `lent` are those that another process
+    may still be writing to: neither resident nor free.
+    """
+
+    pages: list[AdoptedPage]
+    dropped: int
+    lent: list[int]
+
+
 class RegionTable:
     """The slot entries of one region. Called on the event loop, by one owner; each call is a few stores.
 
@@ -68,13 +81,17 @@ class RegionTable:
         self._seeds = (_seeds(0, self._length), _seeds(_DIRTY, self._length))
         self._generations: list[int] = self._words[::_ENTRY_WORDS].tolist()
 
-    def begin_fill(self, slot: int) -> None:
-        """Announce that the bytes of the slot are about to change: readers that come now or are copying find out."""
+    def begin_fill(self, slot: int, lent: bool = False) -> None:
+        """Announce that the bytes of the slot are about to change: readers that come now or are copying find out.
+
+        `lent` says that another process will write them, so that a later life of the service, after a kill, leaves the
+        slot alone (`recover`); call this before that process learns of the slot. It ends with `publish` or `clear`.
+        """
         # The next odd number, so that beginning again without an end still shows.
         generation = (self._generations[slot] + 1) | 1
         self._generations[slot] = generation
         self._words[slot * _ENTRY_WORDS] = generation
-        self._entries[slot * SLOT_ENTRY_BYTES + _STATE_OFFSET] = FILLING
+        self._entries[slot * SLOT_ENTRY_BYTES + _STATE_OFFSET] = LENT if lent else FILLING
         if not STORES_IN_ORDER:
             fence()
 
@@ -108,7 +125,10 @@ class RegionTable:
         self._words[slot * _ENTRY_WORDS + 1] = RESIDENT | key_len << 8 | checksum << 32
 
     def clear(self, slot: int) -> None:
-        """Make the slot free: its page was evicted, or its fill ended and is not wanted. Nobody writes to it."""
+        """Make the slot free: its page was evicted, or its fill ended and is not wanted. Nobody writes to it.
+
+        Of a lent slot that means: the other process has said so, or its time is up.
+        """
         generation = (self._generations[slot] + 1) | 1
         at, words = slot * SLOT_ENTRY_BYTES, self._words
         words[slot * _ENTRY_WORDS] = generation
@@ -128,13 +148,14 @@ class RegionTable:
         """Say whether the generations can be those of a table: no service comes near their end."""
         return max(self._generations) < _MAX_GENERATION
 
-    def recover(self) -> tuple[list[AdoptedPage], int]:
-        """Keep the pages that an earlier life left whole, and free every other slot that was in use.
+    def recover(self) -> Recovered:
+        """Keep the pages that an earlier life left whole and the slots that it had lent; free all others in use.
 
-        Returns the pages in order of their slots, and how many slots were freed. A freed slot moves its generation
-        on, so that a reader who saw it finds out. Nobody may be writing to any slot.
+        A freed slot moves its generation on, so that a reader who saw it finds out. A lent one stays as it is, through
+        any number of lives, until `clear`. Nobody but who was lent a slot may be writing to any.
         """
         kept: list[AdoptedPage] = []
+        lent: list[int] = []
         seen: set[bytes] = set()
         dropped: list[int] = []
         wanted, seeds, crc32 = self._length, self._seeds, zlib.crc32
@@ -155,10 +176,13 @@ class RegionTable:
                     seen.add(key)
                     kept.append(AdoptedPage(slot, key, page, flags == _DIRTY))
                     continue
+            elif state == LENT:
+                lent.append(slot)
+                continue
             dropped.append(slot)
         for slot in dropped:
             self.clear(slot)
-        return kept, len(dropped)
+        return Recovered(kept, len(dropped), lent)
 
     def release(self) -> None:
         """Let go of the mapped memory."""
