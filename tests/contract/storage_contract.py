@@ -388,6 +388,23 @@ class StorageContract:
         await asyncio.gather(*(store(back.storage, model, KV, key) for key in [*pages, *pages]))
         assert await Landing(model, KV, pages).read(back.storage) == [LOADED] * 40
 
+    async def test_a_cancelled_write_has_let_go_of_its_buffers(self, back: Back) -> None:
+        model, pages = hybrid(shards=3, kv_bytes=65536), keys(30)
+        for turn, key in enumerate(pages):
+            buffers = [bytearray(shard) for shard in payloads(model, KV, key)]
+            writing = asyncio.create_task(back.storage.write(model, KV, key, buffers))
+            for _ in range(1 + turn % 10):
+                await asyncio.sleep(0.0002 * (turn // 10))
+            came_too_late = not writing.cancel()
+            with contextlib.nullcontext() if came_too_late else pytest.raises(asyncio.CancelledError):
+                await writing
+            for buffer in buffers:
+                buffer[:] = b"\xee" * len(buffer)
+        # What is there is whole and what it was when it was written.
+        assert set(await Landing(model, KV, pages).read(back.storage)) <= {LOADED, MISSING}
+        await store(back.storage, model, KV, *pages)
+        assert await Landing(model, KV, pages).read(back.storage) == [LOADED] * 30
+
     async def test_delete_is_idempotent(self, back: Back) -> None:
         model, pages = hybrid(), keys(3)
         await store(back.storage, model, KV, *pages)

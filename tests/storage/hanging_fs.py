@@ -1,4 +1,4 @@
-"""A file system whose reads and look-ups can be made to hang: files in memory, served over /dev/fuse.
+"""A file system whose reads, writes and look-ups can be made to hang: files in memory, served over /dev/fuse.
 
 Needs root. What hangs does so in the kernel, as on a dead network mount, and no signal or flag of ours ends it. The
 server is a process of its own, so that a test process that is killed meanwhile does not wait for itself for ever.
@@ -20,6 +20,7 @@ from typing import Self
 __all__ = ["HangingFs"]
 
 _LOOKUP, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT, _OPENDIR, _RELEASEDIR = 1, 3, 14, 15, 18, 25, 26, 27, 29
+_UNLINK, _RENAME, _WRITE, _CREATE = 10, 12, 16, 35
 _FORGET, _BATCH_FORGET, _INTERRUPT = 2, 42, 36
 _IN_HEADER = struct.Struct("<IIQQIIII")
 _OUT_HEADER = struct.Struct("<IiQ")
@@ -68,9 +69,9 @@ class HangingFs:
         self._listener.join(10)
         self._server.stdout.close()
 
-    def hang(self, *, reads: Iterable[str] = (), lookups: Iterable[str] = ()) -> None:
-        """Answer no read or look-up of these names, from now on and in addition to those before."""
-        self._say({"reads": list(reads), "lookups": list(lookups)})
+    def hang(self, *, reads: Iterable[str] = (), lookups: Iterable[str] = (), writes: bool = False) -> None:
+        """Answer no read or look-up of these names, from now on and in addition to those before; or no write at all."""
+        self._say({"reads": list(reads), "lookups": list(lookups), "writes": writes})
 
     def release(self) -> None:
         """Answer everything that hangs, and let nothing hang from now on."""
@@ -96,6 +97,7 @@ class _Server:
         self.names = list(files)
         self.contents = list(files.values())
         self.hung: dict[int, set[str]] = {_READ: set(), _LOOKUP: set()}
+        self.hangs_writes = False
         self.lock = threading.Lock()
         self._held: list[tuple[int, bytes]] = []
         self._device = os.open("/dev/fuse", os.O_RDWR)
@@ -104,6 +106,7 @@ class _Server:
 
     def release(self) -> None:
         with self.lock:
+            self.hangs_writes = False
             for names in self.hung.values():
                 names.clear()
             for unique, body in self._held:
@@ -132,8 +135,7 @@ class _Server:
             name = body.rstrip(b"\0").decode()
             if name in self.names:
                 inode = self.names.index(name) + 2
-                entry = struct.pack("<QQQQII", inode, 0, 0, 0, 0, 0) + self._attr(inode)
-                self._reply_or_hold(unique, entry, name, opcode)
+                self._reply_or_hold(unique, self._entry(inode), name, opcode)
             else:
                 self._reply(unique, error=errno.ENOENT)
         elif opcode == _GETATTR:
@@ -144,10 +146,35 @@ class _Server:
             _, offset, size = struct.unpack_from("<QQI", body)
             content = self.contents[node - 2][offset : offset + size]
             self._reply_or_hold(unique, content, self.names[node - 2], opcode)
+        elif opcode == _CREATE:
+            self.names.append(body[16:].rstrip(b"\0").decode())
+            self.contents.append(b"")
+            opened = struct.pack("<QII", 0, _FOPEN_DIRECT_IO, 0)
+            self._reply(unique, self._entry(len(self.names) + 1) + opened)
+        elif opcode == _WRITE:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            content = self.contents[node - 2]
+            self.contents[node - 2] = content[:offset] + body[40 : 40 + size] + content[offset + size :]
+            self._reply_or_hold(unique, struct.pack("<II", size, 0), self.names[node - 2], opcode)
+        elif opcode == _RENAME:
+            before, after = body[8:].rstrip(b"\0").decode().split("\0")
+            self._unname(after)
+            self.names[self.names.index(before)] = after
+            self._reply(unique)
+        elif opcode == _UNLINK:
+            self._unname(body.rstrip(b"\0").decode())
+            self._reply(unique)
         elif opcode in {_RELEASE, _RELEASEDIR, _FLUSH}:
             self._reply(unique)
         else:
             self._reply(unique, error=errno.ENOSYS)
+
+    def _unname(self, name: str) -> None:
+        if name in self.names:
+            self.names[self.names.index(name)] = _DONE
+
+    def _entry(self, inode: int) -> bytes:
+        return struct.pack("<QQQQII", inode, 0, 0, 0, 0, 0) + self._attr(inode)
 
     def _attr(self, inode: int) -> bytes:
         size = 0 if inode == 1 else len(self.contents[inode - 2])
@@ -155,7 +182,7 @@ class _Server:
         return _ATTR.pack(inode, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
     def _reply_or_hold(self, unique: int, body: bytes, name: str, opcode: int) -> None:
-        if name in self.hung[opcode]:
+        if self.hangs_writes if opcode == _WRITE else name in self.hung[opcode]:
             self._held.append((unique, body))
             print(name)
         else:
@@ -183,6 +210,7 @@ def _main(mount: str) -> None:
                 with server.lock:
                     server.hung[_READ].update(command["reads"])
                     server.hung[_LOOKUP].update(command["lookups"])
+                    server.hangs_writes = server.hangs_writes or command["writes"]
             print(_DONE)
     finally:
         server.release()

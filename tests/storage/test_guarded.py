@@ -175,6 +175,45 @@ async def test_failing_writes_never_open_the_breaker() -> None:
     assert await guard.read() == [LOADED] * 5
 
 
+async def test_a_hanging_write_is_given_up_and_lasts_until_its_buffers_are_free() -> None:
+    guard = await guarded()
+    guard.faulty.hang_writes()
+    writing = asyncio.create_task(store(guard.storage, MODEL, 0, PAGES[0]))
+    await asyncio.sleep(0.3)  # its time is 0.08 s and some for 8 KiB
+    assert not writing.done()
+    assert guard.faulty.open_writes == 1
+    assert await guard.read() == [LOADED] * 5
+    guard.faulty.release()
+    with pytest.raises(StorageUnavailableError, match=r"^memory: a write took more than 0\.1 s$"):
+        await writing
+    assert guard.faulty.open_writes == 0
+    assert guard.counts.errors == {"write": 1}
+    assert guard.storage.is_up()
+    await store(guard.storage, MODEL, 0, PAGES[0])
+
+
+async def test_a_cancelled_write_that_hangs_is_cancelled_once_its_buffers_are_free() -> None:
+    guard = await guarded()
+    guard.faulty.hang_writes()
+    writing = asyncio.create_task(store(guard.storage, MODEL, 0, PAGES[0]))
+    await until(lambda: guard.faulty.open_writes == 1)
+    for _ in range(3):
+        writing.cancel()
+        await asyncio.sleep(0.01)
+    assert not writing.done()
+    guard.faulty.release()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert guard.counts.errors == {}
+
+
+async def test_an_error_of_the_system_is_not_taken_for_a_write_given_up() -> None:
+    guard = await guarded()
+    guard.faulty.write_error = TimeoutError(110, "Connection timed out")
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        await store(guard.storage, MODEL, 0, PAGES[0])
+
+
 async def test_unreachable_reads_open_it_and_answered_probes_alone_do_not_vouch_for_reads() -> None:
     guard = await guarded()
     guard.faulty.fault(outcome=UNREACHABLE)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from contract.polling import until
-from contract.storage_contract import Landing, keys, payload
+from contract.storage_contract import Landing, keys, payload, store
 from forestage.core.breaker import Breaker
 from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import Component, ModelLayout
@@ -108,3 +108,43 @@ async def test_close_waits_for_no_hung_read(mounted: HangingFs, storage: Guarded
     mounted.release()
     await reading
     assert landing.outcomes() in ([LOADED], [STALLED])
+
+
+async def test_hung_writes_keep_their_buffers_and_delay_no_other(mounted: HangingFs, storage: GuardedStorage) -> None:
+    new = keys(1, "new")
+    mounted.hang(writes=True)
+    hung: list[asyncio.Task[None]] = []
+    while len(mounted.waiting) < 2 + 4:  # two threads and four spare ones, which are in the kernel one after the other
+        writing = asyncio.create_task(store(storage, MODEL, 0, PAGES[len(hung)]))
+        in_kernel = len(hung)
+        await until(lambda: writing.done() or len(mounted.waiting) > in_kernel)  # noqa: B023 (within its turn)
+        if writing.done():
+            assert isinstance(writing.exception(), StorageUnavailableError)  # none was free in time
+        else:
+            hung.append(writing)
+    # Now a write finds no thread; it is back in its time, with its buffers.
+    with pytest.raises(StorageUnavailableError, match=r"a write took more than \d\.\d s"):
+        await store(storage, MODEL, 0, new[0])
+    assert not any(write.done() for write in hung)
+    assert await Landing(MODEL, 0, PAGES).read(storage) == [LOADED] * 12
+    mounted.release()
+    for writing in hung:
+        with pytest.raises(StorageUnavailableError):
+            await writing
+    assert not any((mounted.mount / name).exists() for name in mounted.waiting)  # the temporary names
+    assert await Landing(MODEL, 0, new).read(storage) == [ReadOutcome.MISSING]
+    await store(storage, MODEL, 0, *new)
+    assert await Landing(MODEL, 0, [*new, *PAGES]).read(storage) == [LOADED] * 13
+
+
+async def test_a_write_is_given_up_between_two_chunks(mounted: HangingFs, storage: GuardedStorage) -> None:
+    mounted.hang(writes=True)
+    writing = asyncio.create_task(store(storage, MODEL, 0, PAGES[0]))
+    await until(lambda: bool(mounted.waiting))
+    writing.cancel()
+    await asyncio.sleep(0.02)
+    assert not writing.done()
+    mounted.release()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert await Landing(MODEL, 0, PAGES).read(storage) == [LOADED] * 12

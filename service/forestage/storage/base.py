@@ -119,8 +119,9 @@ class Storage(ABC):
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
         """Store one page, whole or not at all; `shards[s]` has exactly `Component.bytes` bytes.
 
-        Replaces what was there. The buffers are in use until the call returns, cancelled or not.
-        Raises StorageUnavailableError or OSError.
+        Replaces what was there. The buffers are in use until the call returns, cancelled or not: a cancelled call
+        ends as soon as they are free, which may be late for a thread that hangs in the kernel, and the page is then
+        stored whole or not at all. Raises StorageUnavailableError or OSError.
         """
 
     @abstractmethod

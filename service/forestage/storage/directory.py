@@ -16,6 +16,7 @@ from typing import TypeVar
 from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
+from forestage.storage.leftovers import sweep
 from forestage.storage.pace import Pace
 from forestage.storage.presence import walk
 from forestage.storage.shelf import Shelf
@@ -48,6 +49,8 @@ class DirectoryStorage(Storage):
         self._readers = Threads("forestage-read", readers, spares=readers)
         self._probers = Threads("forestage-probe", 2)
         self._writers = Threads("forestage-write", 2)
+        self._sweepers = Threads("forestage-sweep", 1, spares=0)
+        self._closing = threading.Event()
         self._shelves: dict[ModelLayout, tuple[Shelf, ...]] = {}
         self._running: dict[PageRead, Job[tuple[int, float]]] = {}
 
@@ -56,11 +59,19 @@ class DirectoryStorage(Storage):
         """Lay out one component. Raises ValueError when its pages cannot be named."""
 
     @abstractmethod
+    def _folders(self) -> Iterator[str]:
+        """Yield the directories in which pages of any model may lie; none that cannot be read. Blocking."""
+
+    @abstractmethod
     def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
         """Yield (component index, key) of every page that is there in whole, going by names. Blocking.
 
         Raises StorageUnavailableError when the root is not there, OSError when it cannot be read.
         """
+
+    async def open(self) -> None:
+        """Begin to remove what killed writers left, in a thread of its own that `aclose` stops."""
+        self._sweepers.submit(self._sweep)
 
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
         given_up = threading.Event()
@@ -110,10 +121,12 @@ class DirectoryStorage(Storage):
         await self._in_writer(partial(self.shelves(model)[component_index].write, key, shards))
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
-        return await self._in_writer(partial(self.shelves(model)[component_index].remove, key))
+        remove = self.shelves(model)[component_index].remove
+        return await self._in_writer(lambda given_up: remove(key))
 
     async def aclose(self) -> None:
-        for threads in (self._readers, self._probers, self._writers):
+        self._closing.set()
+        for threads in (self._readers, self._probers, self._writers, self._sweepers):
             threads.close()
 
     def shelves(self, model: ModelLayout) -> tuple[Shelf, ...]:
@@ -126,7 +139,7 @@ class DirectoryStorage(Storage):
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a law of the threads does not hold."""
-        for threads in (self._readers, self._probers, self._writers):
+        for threads in (self._readers, self._probers, self._writers, self._sweepers):
             threads.check_integrity()
 
     def require_root(self) -> None:
@@ -147,9 +160,23 @@ class DirectoryStorage(Storage):
 
         return walk(model, probe, holds)
 
-    async def _in_writer(self, work: Callable[[], T]) -> T:
-        job = self._writers.submit(work)
-        return await job.outlast(lambda: _drop(self._writers, job))
+    async def _in_writer(self, work: Callable[[threading.Event], T]) -> T:
+        """Run `work` in a writing thread; the event that it gets is set when its caller was cancelled."""
+        given_up = threading.Event()
+        job = self._writers.submit(partial(work, given_up))
+
+        def end_soon() -> None:
+            # A thread that only is busy ends at the next chunk, one that hangs must not hold up other writes.
+            given_up.set()
+            if not self._writers.withdraw(job):
+                self._writers.replace_stalled(job)
+
+        return await job.outlast(end_soon)
+
+    def _sweep(self) -> None:
+        removed = sweep(self._folders(), time.time(), self._closing)
+        if removed:
+            _log.info("%s: removed %d files that killed writers had left", self.kind, removed)
 
 
 def default_readers() -> int:
@@ -185,7 +212,3 @@ def _read_batch(shelves: tuple[Shelf, ...], reads: Sequence[PageRead], report: R
 def _report_all(reads: Sequence[PageRead], report: Report, outcome: ReadOutcome) -> None:
     for index in range(len(reads)):
         report(index, outcome)
-
-
-def _drop(threads: Threads, job: Job[T]) -> None:
-    threads.withdraw(job)

@@ -1,13 +1,14 @@
 """A storage with injected latency and faults, for tests of what stands before it.
 
 Law: a read that has begun keeps its buffers until it ends, whoever is cancelled meanwhile, and may write to them to
-the last moment; `open_reads` is the number of those.
+the last moment; `open_reads` is the number of those. So does a write that hangs; `open_writes` counts the writes.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
@@ -34,6 +35,7 @@ class FaultyStorage(Storage):
         self.batch_bytes = inner.batch_bytes
         self.batches_in_flight = inner.batches_in_flight
         self.open_reads = 0
+        self.open_writes = 0
         self.reads: Counter[tuple[int, bytes]] = Counter()
         self.log: list[tuple[int, bytes]] = []
         self.probes = 0
@@ -43,6 +45,7 @@ class FaultyStorage(Storage):
         self.write_error: Exception | None = None
         self._faults: dict[tuple[int | None, bytes | None], _Fault] = {}
         self._hung_probes: asyncio.Event | None = None
+        self._hung_writes: asyncio.Event | None = None
 
     def fault(
         self,
@@ -72,12 +75,17 @@ class FaultyStorage(Storage):
         """Answer no probe until `release`."""
         self._hung_probes = asyncio.Event()
 
+    def hang_writes(self) -> None:
+        """Let no write end until `release`, as if its thread hung in the kernel: not when it is cancelled either."""
+        self._hung_writes = asyncio.Event()
+
     def release(self) -> None:
         """Let everything go on that is held; what was to be held from now on is not."""
         for fault in self._faults.values():
             fault.released.set()
-        if self._hung_probes is not None:
-            self._hung_probes.set()
+        for hung in (self._hung_probes, self._hung_writes):
+            if hung is not None:
+                hung.set()
 
     async def open(self) -> None:
         await self.inner.open()
@@ -93,26 +101,25 @@ class FaultyStorage(Storage):
         return await self.inner.probe(model, probe)
 
     async def read_into(self, model: ModelLayout, reads: Sequence[PageRead], report: Report) -> None:
-        reading = asyncio.ensure_future(self._read_all(model, reads, report))
-        cancelled: asyncio.CancelledError | None = None
-        while not reading.done():
-            try:
-                await asyncio.wait([reading])
-            except asyncio.CancelledError as error:
-                cancelled = cancelled or error
-                for read in reads:
-                    read.stopped = True
-        if cancelled is not None:
-            raise cancelled
-        reading.result()
+        def stop() -> None:
+            for read in reads:
+                read.stopped = True
+
+        await _outlast(self._read_all(model, reads, report), stop)
 
     def stalled(self, reads: Sequence[PageRead]) -> None:
         self.stalls += 1
 
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
-        if self.write_error is not None:
-            raise self.write_error
-        await self.inner.write(model, component_index, key, shards)
+        self.open_writes += 1
+        try:
+            if self._hung_writes is not None:
+                await _outlast(self._hung_writes.wait(), lambda: None)
+            if self.write_error is not None:
+                raise self.write_error
+            await self.inner.write(model, component_index, key, shards)
+        finally:
+            self.open_writes -= 1
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
         return await self.inner.delete(model, component_index, key)
@@ -174,3 +181,18 @@ class FaultyStorage(Storage):
             if name in self._faults:
                 return self._faults[name]
         return _Fault()
+
+
+async def _outlast(work: Coroutine[Any, Any, object], on_cancel: Callable[[], None]) -> None:
+    """Do all of `work`, whoever is cancelled meanwhile; that shows only afterwards."""
+    doing = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait([doing])
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            on_cancel()
+    if cancelled is not None:
+        raise cancelled
+    doing.result()

@@ -1,5 +1,6 @@
 """L3 in a directory, in our own value format: `root/fingerprint/component/xx/key-shard.page`."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -31,7 +32,7 @@ class FileStorage(DirectoryStorage):
         self._direct = direct
 
     async def open(self) -> None:
-        """Make the root. Raises StartError when that is impossible."""
+        """Make the root, and begin to remove what killed writers left. Raises StartError when there can be no root."""
         job = self._probers.submit(partial(os.makedirs, self.root, exist_ok=True))
         try:
             await job.wait()
@@ -39,6 +40,7 @@ class FileStorage(DirectoryStorage):
             raise StartError(f"storage.file.root: cannot make {self.root}: {error.strerror}") from error
         finally:
             self._probers.replace_stalled(job)
+        await super().open()
 
     def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
         self.require_root()
@@ -47,6 +49,11 @@ class FileStorage(DirectoryStorage):
             endings = {ending: (index, shard) for shard, ending in enumerate(shelf.endings)}
             for fan in range(256):
                 yield from whole_pages(f"{shelf.directory}/{fan:02x}", endings, num_shards)
+
+    def _folders(self) -> Iterator[str]:
+        for model in _directories(self.root):
+            for component in _directories(model):
+                yield from _directories(component)
 
     def _shelf(self, model: ModelLayout, component_index: int) -> Shelf:
         component = model.components[component_index]
@@ -61,3 +68,9 @@ class FileStorage(DirectoryStorage):
             payload_bytes=component.bytes,
             seeds=tuple(seed_of(model.fingerprint, component.name, shard) for shard in shards),
         )
+
+
+def _directories(path: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []

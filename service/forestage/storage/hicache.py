@@ -25,6 +25,9 @@ class HicacheFileStorage(DirectoryStorage):
         }
         yield from whole_pages(self.root, endings, num_shards)
 
+    def _folders(self) -> Iterator[str]:
+        yield self.root
+
     def _shelf(self, model: ModelLayout, component_index: int) -> Shelf:
         return Shelf(
             directory=self.root,

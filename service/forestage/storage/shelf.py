@@ -8,15 +8,16 @@ import contextlib
 import errno
 import os
 import re
-import uuid
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from forestage.storage.base import Buffer, PageRead, ReadOutcome
 from forestage.storage.envelope import TRAILER_BYTES, seal
+from forestage.storage.leftovers import new_temporary
 
-__all__ = ["READ_FLAGS", "Shelf", "read_in_chunks", "whole_pages"]
+__all__ = ["CHUNK_BYTES", "READ_FLAGS", "Shelf", "read_in_chunks", "whole_pages"]
 
 CHUNK_BYTES = 8 << 20  # at most so much between two looks at `stopped`, two touches of `progress`
 
@@ -86,10 +87,11 @@ class Shelf:
                 return ReadOutcome.CORRUPT
         return ReadOutcome.LOADED
 
-    def write(self, key: bytes, shards: Sequence[Buffer]) -> None:
+    def write(self, key: bytes, shards: Sequence[Buffer], given_up: threading.Event) -> None:
         """Write all shards of a page under temporary names, then give them their names.
 
-        After an OSError nothing of this page is new but, at worst, some whole shards.
+        After an OSError nothing of this page is new but, at worst, some whole shards. When `given_up` is set before
+        they have their names, it ends so, at the next chunk.
         """
         stem = self.stem(key)
         directory = os.path.dirname(stem)
@@ -97,12 +99,12 @@ class Shelf:
         try:
             for shard, payload in enumerate(shards):
                 trailer = seal(payload, key, self.seeds[shard]) if self.seeds else b""
-                temporary = f"{directory}/.{uuid.uuid4().hex}.tmp"
+                temporary = new_temporary(directory)
                 descriptor = _create(temporary)
                 unnamed.append(temporary)
                 try:
-                    _write_all(descriptor, payload)
-                    _write_all(descriptor, trailer)
+                    _write_all(descriptor, payload, given_up)
+                    _write_all(descriptor, trailer, given_up)
                 finally:
                     os.close(descriptor)
             for ending in self.endings:
@@ -197,9 +199,11 @@ def _create(path: str) -> int:
         return os.open(path, _WRITE_FLAGS, 0o666)
 
 
-def _write_all(descriptor: int, content: Buffer) -> None:
+def _write_all(descriptor: int, content: Buffer, given_up: threading.Event) -> None:
     left = memoryview(content)
     while len(left):
+        if given_up.is_set():
+            raise OSError(errno.ECANCELED, "the write was given up")
         left = left[os.write(descriptor, left[:CHUNK_BYTES]) :]
 
 

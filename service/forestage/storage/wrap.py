@@ -1,7 +1,7 @@
-"""The wrapper every storage runs in: bounds probes, notices stalls, keeps the breaker, and counts.
+"""The wrapper every storage runs in: bounds probes and writes, notices stalls, keeps the breaker, and counts.
 
 Law: whatever the inner storage does, each page of a batch is reported once, a probe ends within its timeout, and a
-batch without progress is given up after the stall timeout, although the call lasts until its buffers are free.
+batch without progress, or a write that takes too long, is given up, although the call lasts until its buffers are free.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
 from forestage.storage.faulty import FaultyStorage
+from forestage.storage.write_time import WriteTime
 
 __all__ = ["FaultyStorage", "GuardedStorage", "StorageObserver"]
 
@@ -109,7 +110,8 @@ class GuardedStorage(Storage):
         Args:
             inner: the storage.
             probe_timeout_s: a probe that takes longer is unavailable.
-            stall_timeout_s: a batch that shows no progress for so long (up to a quarter more) is given up.
+            stall_timeout_s: a batch that shows no progress for so long (up to a quarter more) is given up; so is a
+                write that takes so long beyond the time for its bytes.
             breaker: opens on failures of the storage as a whole, never on those of pages.
             observe: who counts.
             clock: monotonic seconds, for the breaker.
@@ -120,6 +122,7 @@ class GuardedStorage(Storage):
         self.batches_in_flight = inner.batches_in_flight
         self._probe_timeout_s = probe_timeout_s
         self._look_every_s = stall_timeout_s / _LOOKS
+        self._write_time = WriteTime(stall_timeout_s)
         self._breaker = breaker
         self._observe = observe or _Unobserved()
         self._clock = clock
@@ -197,17 +200,25 @@ class GuardedStorage(Storage):
             self._observe.storage_read(*batch.loaded(), self._clock() - begin)
 
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
+        """Store one page as `Storage.write` says, and give it up after the time that its size warrants.
+
+        Given up, it raises StorageUnavailableError as soon as the buffers are free: at once, but for a thread that
+        hangs in a system call, which nobody can end. Such a call lasts as long as the hang, its buffers in use; it
+        delays no other write. A caller who cannot wait asks in a task of his own and leaves the buffers to that.
+        """
         # Its failures say nothing about reads (a full or read-only store still reads): the breaker does not see them.
         self._require_not_open()
         try:
-            await self._inner.write(model, component_index, key, shards)
+            async with self._write_time.limit(f"{self.kind}: a write", sum(len(shard) for shard in shards)):
+                await self._inner.write(model, component_index, key, shards)
         except (StorageUnavailableError, OSError):
             self._observe.storage_error("write", 1)
             raise
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
         self._require_not_open()
-        return await self._inner.delete(model, component_index, key)
+        async with self._write_time.limit(f"{self.kind}: a removal", 0):
+            return await self._inner.delete(model, component_index, key)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
