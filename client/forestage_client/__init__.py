@@ -1,4 +1,4 @@
-"""The light client of Forestage: ask for pages, read them from shared memory.
+"""The light client of Forestage: ask for pages, read them from shared memory, put new ones there.
 
 Importing it loads neither torch nor an HTTP library; the first client made loads the latter.
 """
@@ -33,12 +33,15 @@ from forestage_client._types import (
     Prefetch,
     Readiness,
     Region,
+    Write,
+    WriteStatus,
 )
 
 if TYPE_CHECKING:
     from forestage_client._codec import Encoding, Key
     from forestage_client.aclient import AsyncClient
     from forestage_client.client import Client
+    from forestage_client.page_writer import PageWriter
     from forestage_client.pool_view import PoolView, Stale
 
 __all__ = [
@@ -60,6 +63,7 @@ __all__ = [
     "LookupLengths",
     "Model",
     "NotFound",
+    "PageWriter",
     "Pool",
     "PoolView",
     "Prefetch",
@@ -72,6 +76,8 @@ __all__ = [
     "TooLarge",
     "Unauthorized",
     "Unreachable",
+    "Write",
+    "WriteStatus",
 ]
 
 
@@ -81,6 +87,7 @@ _LOADED_WHEN_USED = {
     "Client": "client",
     "Encoding": "_codec",
     "Key": "_codec",
+    "PageWriter": "page_writer",
     "PoolView": "pool_view",
     "Stale": "pool_view",
 }

@@ -20,9 +20,21 @@ from forestage_client._types import (
     Pool,
     Prefetch,
     Region,
+    Write,
+    WriteStatus,
 )
 
-__all__ = ["read_info", "read_leased", "read_lookup", "read_models", "read_pool", "read_prefetch", "read_renewed"]
+__all__ = [
+    "read_info",
+    "read_leased",
+    "read_lookup",
+    "read_models",
+    "read_pool",
+    "read_prefetch",
+    "read_renewed",
+    "read_write",
+    "read_write_status",
+]
 
 T = TypeVar("T")
 
@@ -67,6 +79,45 @@ def read_renewed(answer: object) -> Lease:
     """Read a renewed lease, bare or under the name `lease`."""
     renewed = _members(answer)
     return _lease(renewed.get("lease", renewed))
+
+
+def read_write(
+    answer: object, model: str, num_pages: int, tails: Mapping[str, tuple[int, ...]], asked_s: float
+) -> Write:
+    """Read a write that was asked for at `asked_s` (monotonic seconds): its slots must be as many as that needs."""
+    write = _members(answer)
+    slots = _each(_get(write, "slots"), _slots_or_none)
+    for component, given in slots.items():
+        # A tail component that was not named has none.
+        if len(given) not in ({len(tails[component])} if component in tails else {0, num_pages}):
+            raise ValueError(f"{len(given)} slots of {component} for {num_pages} pages")
+    stored, reason = _get(write, "stored"), write.get("reason")
+    if not isinstance(stored, list):
+        raise ValueError("stored must be a list")
+    expires_in_ms = _number(write, "expires_in_ms")
+    return Write(
+        id=_text(write, "id"),
+        model=model,
+        tails=tails,
+        stored=tuple(map(_as_number, stored)),
+        granted=_number(write, "granted"),
+        reason=None if reason is None else str(reason),
+        slots=slots,
+        instance=_text(write, "instance"),
+        generation=_number(write, "generation"),
+        expires_in_ms=expires_in_ms,
+        expires_at_s=asked_s + expires_in_ms / 1000,
+    )
+
+
+def read_write_status(answer: object) -> WriteStatus:
+    status = _members(answer)
+    return WriteStatus(
+        committed=_number(status, "committed"),
+        durable=_number(status, "durable"),
+        failed=_number(status, "failed"),
+        duplicate=_number(status, "duplicate", 0),
+    )
 
 
 def read_pool(answer: object) -> Pool:
@@ -163,6 +214,13 @@ def _lookup_lengths(lengths: object) -> LookupLengths:
         restorable=_number(members, "restorable"),
         grantable=_number(members, "grantable"),
     )
+
+
+def _slots_or_none(value: object) -> tuple[int | None, ...]:
+    """Read a slot list with gaps; one without may be in the compact form."""
+    if isinstance(value, list) and all(slot is None or isinstance(slot, int) for slot in value):
+        return tuple(value)
+    return decode_slots(value)
 
 
 def _members(value: object) -> Mapping[str, Any]:

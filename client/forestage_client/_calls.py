@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Never, TypeVar
@@ -10,12 +11,15 @@ from urllib.parse import quote
 from forestage_client import _answers
 from forestage_client._codec import MEDIA_TYPES, Encoding, Key, decode_body, encode_body
 from forestage_client._errors import ServerFault, error_for
-from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness
+from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness, Write, WriteStatus
 
 __all__ = [
     "Answer",
     "Call",
+    "begin_write",
     "cancel",
+    "commit_write",
+    "drop_write",
     "finish",
     "get_prefetch",
     "healthy",
@@ -29,6 +33,7 @@ __all__ = [
     "ready",
     "release",
     "renew",
+    "write_status",
 ]
 
 T = TypeVar("T")
@@ -163,6 +168,35 @@ def release(lease_id: str) -> Call[None]:
     return Call("DELETE", f"/v1/leases/{quote(lease_id, safe=':')}", _nothing)
 
 
+def begin_write(
+    model: str, keys: Sequence[Key], tails: Mapping[str, Sequence[int]] | None, tenant: str | None
+) -> Call[Write]:
+    """Ask for slots. Its time counts from here: send the call at once."""
+    pages = {component: tuple(indexes) for component, indexes in (tails or {}).items()}
+    asked_s = time.monotonic()
+
+    def read(answer: object) -> Write:
+        return _answers.read_write(answer, model, len(keys), pages, asked_s)
+
+    given = {component: list(indexes) for component, indexes in pages.items()}
+    body = _given(model=model, tails=given, tenant=tenant)
+    # A second write would hold slots until it expires, with nobody to fill them.
+    return Call("POST", "/v1/writes", _body(read), body, keys, repeatable=False)
+
+
+def commit_write(write_id: str) -> Call[WriteStatus]:
+    return Call("POST", f"{_write_path(write_id)}/commit", _body(_answers.read_write_status))
+
+
+def drop_write(write_id: str) -> Call[None]:
+    return Call("DELETE", _write_path(write_id), _nothing)
+
+
+def write_status(write_id: str, wait_ms: int) -> Call[WriteStatus]:
+    query = f"?wait_ms={wait_ms}" if wait_ms else ""
+    return Call("GET", _write_path(write_id) + query, _body(_answers.read_write_status), wait_ms=wait_ms)
+
+
 def pool() -> Call[Pool]:
     return Call("GET", "/v1/pool", _body(_answers.read_pool))
 
@@ -223,6 +257,10 @@ def _checked(answer: Answer) -> Answer:
 
 def _job_path(request_id: str) -> str:
     return f"/v1/prefetch/{quote(request_id, safe=':')}"
+
+
+def _write_path(write_id: str) -> str:
+    return f"/v1/writes/{quote(write_id, safe=':')}"
 
 
 def _slug(problem_type: object) -> str | None:

@@ -71,7 +71,7 @@ class Conflict(ForestageError):
 
 
 class Gone(ForestageError):
-    """The caller came after the lease had ended: its slots must not be read any more."""
+    """The caller came after the lease or the write had ended: its slots must not be used any more."""
 
     default_status = 410
     default_slug = "lease-gone"

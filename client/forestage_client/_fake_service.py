@@ -1,4 +1,4 @@
-"""The routes of the fake service, on decoded bodies: jobs, leases and refusals. No I/O, no clock of its own.
+"""The routes of the fake service, on decoded bodies: jobs, leases, writes, refusals. No I/O, no clock of its own.
 
 Law: a lease that is listed owns one hold on each of its slots; an ended one owns none and is not listed.
 """
@@ -11,12 +11,15 @@ from typing import Any
 from forestage_client._codec import decode_keys
 from forestage_client._errors import BadRequest, Conflict, Gone, NotFound, QueueFull, Stopping
 from forestage_client._fake_pool import FakePool, Grant, Hold
+from forestage_client._fake_writes import FakeWrites
 from forestage_client._types import Model
 
 __all__ = ["FakeJob", "FakeService", "Reply"]
 
 _NUMBERS = ("device_pages", "min_pages", "priority", "deadline_ms", "wait_ms", "lease_ms")
 _PREFIX = {"model", "keys", "key_bytes", "device_pages"}
+_WRITE = {"model", "keys", "key_bytes", "tails", "tenant"}
+_OWNER = {"instance": "fake", "generation": 1}
 _PREFETCH = {*_PREFIX, *_NUMBERS, "request_id", "tenant"}
 
 
@@ -66,6 +69,7 @@ class FakeService:
         self.stopping = False
         self.pools = {model.name: FakePool(model, pool_pages) for model in models}
         self.leases: dict[str, FakeLease] = {}
+        self.writes = FakeWrites()
         self._jobs: dict[str, FakeJob] = {}
         self._queue_limit = queue_limit
         self._default_lease_ms = default_lease_ms
@@ -106,6 +110,15 @@ class FakeService:
             case ("DELETE", "v1", "leases", lease_id):
                 self._end_lease(lease_id)
                 return Reply(204)
+            case ("POST", "v1", "writes"):
+                return Reply(201, self._begin_write(body))
+            case ("POST", "v1", "writes", write_id, "commit"):
+                return Reply(200, dict(self.writes.commit(write_id)))
+            case ("DELETE", "v1", "writes", write_id):
+                self.writes.drop(write_id)
+                return Reply(204)
+            case ("GET", "v1", "writes", write_id):
+                return Reply(200, dict(self.writes.status(write_id)))
             case ("GET", "v1", "pool"):
                 return Reply(200, self._describe_pool())
             case ("GET", "v1", "models"):
@@ -152,7 +165,8 @@ class FakeService:
             self._end(job)
 
     def expire(self) -> None:
-        """End the leases whose time is over."""
+        """End the leases and writes whose time is over."""
+        self.writes.expire(self.now_s)
         for lease in [lease for lease in self.leases.values() if lease.expires_s <= self.now_s]:
             self._end_lease(lease.id)
 
@@ -267,6 +281,10 @@ class FakeService:
 
     # ---- the rest
 
+    def _begin_write(self, body: Mapping[str, Any]) -> dict[str, object]:
+        pool, keys, _ = self._prefix(body, _WRITE)
+        return self.writes.begin(pool, keys, body.get("tails") or {}, self.now_s) | _OWNER
+
     def _prefix(self, body: Mapping[str, Any], allowed: set[str]) -> tuple[FakePool, list[bytes], int]:
         _check(body, allowed)
         try:
@@ -292,7 +310,7 @@ class FakeService:
                 region = {"offset": offset, "slot_bytes": size * shards, "slots": shelf.slots}
                 regions[name][shelf.component.name] = region | {"shards": shards, "shard_bytes": size}
                 offset += size * shards * shelf.slots
-        return {"path": "/nonexistent", "bytes": offset, "instance": "fake", "generation": 1, "regions": regions}
+        return {"path": "/nonexistent", "bytes": offset, "regions": regions} | _OWNER
 
 
 def _check(body: Mapping[str, Any], allowed: set[str]) -> None:

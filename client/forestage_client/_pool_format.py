@@ -11,6 +11,7 @@ __all__ = [
     "ENTRY_BYTES",
     "GENERATION",
     "HEADER_BYTES",
+    "LENT",
     "RESIDENT",
     "START",
     "START_OFFSET",
@@ -46,8 +47,8 @@ GENERATION = struct.Struct("<Q")
 _PAGE = 4096
 _STARTING = 1
 RESIDENT = 2
-# 3, lent, is filling too: by an engine.
-STATE_NAMES = {0: "free", 1: "filling", RESIDENT: "resident", 3: "filling"}
+LENT = 3  # filling too: by an engine
+STATE_NAMES = {0: "free", 1: "filling", RESIDENT: "resident", LENT: "filling"}
 
 
 class PoolFormatError(ValueError):

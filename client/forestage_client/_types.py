@@ -19,6 +19,8 @@ __all__ = [
     "Prefetch",
     "Readiness",
     "Region",
+    "Write",
+    "WriteStatus",
 ]
 
 
@@ -101,6 +103,48 @@ class Leased:
     pages: Lengths
     lease: Lease | None
     slots: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Slots for pages that the caller will put into the pool, until `expires_at_s`.
+
+    `stored` are the indexes of pages that need nothing: resident or in L3 already. Pages from `granted` on got no
+    slots, for `reason`: "host_capacity" or "back_pressure" (come back later), None when all did. `slots[component]` has
+    one entry a page, or one for each index in `tails[component]`; None where there is no slot. `expires_at_s` is by
+    `time.monotonic()`, counted from before the request was sent. `instance` and `generation` are the pool's.
+    """
+
+    id: str
+    model: str
+    tails: Mapping[str, tuple[int, ...]]
+    stored: tuple[int, ...]
+    granted: int
+    reason: str | None
+    slots: Mapping[str, tuple[int | None, ...]]
+    instance: str
+    generation: int
+    expires_in_ms: int
+    expires_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """What became of the pages of a committed write, in pages; final once `settled`.
+
+    `committed` pages are resident; of these L3 has `durable` and did not take `failed`. `duplicate` pages had become
+    resident otherwise meanwhile, and keep that copy.
+    """
+
+    committed: int
+    durable: int
+    failed: int
+    duplicate: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether L3 has each page or is given up on it."""
+        return self.durable + self.failed >= self.committed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from forestage_client import _calls
 from forestage_client._codec import Encoding, Key
-from forestage_client._errors import DeadlineExceeded, Unreachable
+from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
 from forestage_client._http import Link, Wire, open_transport
-from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness
+from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness, Write, WriteStatus
 from forestage_client._waiting import Waiting
 
 if TYPE_CHECKING:
     import httpx2
+
+    from forestage_client.page_writer import PageWriter
+    from forestage_client.pool_view import PoolView
 
 __all__ = ["Client"]
 
@@ -23,7 +27,7 @@ class Client:
     """Talk to a Forestage service. Any number of threads may share one; make a new one after a fork.
 
     Connections are kept open and reused. A call whose connection breaks is sent once more on a fresh one, unless it
-    is `lease`, which is not safe to repeat. Use it as a context manager, or call `close`.
+    is `lease` or `begin_write`, which are not safe to repeat. Use it as a context manager, or call `close`.
 
     Every call raises the leaves of ForestageError and nothing else of its own: see `docs/client.md`.
 
@@ -143,6 +147,69 @@ class Client:
     def release(self, lease_id: str) -> None:
         """End a lease: its slots must not be read from here on. Idempotent."""
         self._link.send(_calls.release(lease_id))
+
+    def begin_write(
+        self,
+        model: str,
+        keys: Sequence[Key],
+        tails: Mapping[str, Sequence[int]] | None = None,
+        *,
+        tenant: str | None = None,
+    ) -> Write:
+        """Reserve slots for pages that the caller will put into the pool and then commit.
+
+        `tails` names, per tail component, the indexes of the pages that carry a state. What is stored already gets no
+        slot, and neither do pages from `Write.granted` on. Raises NotFound (no such model), BadRequest, TooLarge.
+
+        Not repeated when a connection breaks: after Unreachable with `maybe_sent` slots may be reserved until they
+        expire.
+        """
+        return self._link.send(_calls.begin_write(model, keys, tails, tenant))
+
+    def commit_write(self, write_id: str) -> WriteStatus:
+        """Publish the pages of a write: resident at once, and written to L3 behind. Idempotent while remembered.
+
+        All slots of the write hold their pages, and nobody writes to them any more. Raises Gone when the write had
+        expired, NotFound when it is unknown.
+        """
+        return self._link.send(_calls.commit_write(write_id))
+
+    def drop_write(self, write_id: str) -> None:
+        """Give the slots of a write back; nobody writes to them from here on. What was committed stays. Idempotent."""
+        self._link.send(_calls.drop_write(write_id))
+
+    def write_status(self, write_id: str, wait_ms: int = 0) -> WriteStatus:
+        """Return how far a write is now, or as soon as it is settled within `wait_ms`. Raises NotFound, Gone."""
+        return self._link.send(_calls.write_status(write_id, wait_ms))
+
+    @contextmanager
+    def write(
+        self,
+        view: PoolView,
+        model: str,
+        keys: Sequence[Key],
+        tails: Mapping[str, Sequence[int]] | None = None,
+        *,
+        tenant: str | None = None,
+    ) -> Iterator[PageWriter]:
+        """Reserve slots, hand them to the `with` block to be filled, and commit them; drop them on an exception.
+
+        `view` is attached `writable`. In the block `put` every page: a page that got no slot is passed over, one that
+        got one and was not put is a ValueError at the end, and nothing is committed. Then `PageWriter.result` is there.
+        Raises Stale when the write ended or the service was started anew meanwhile.
+        """
+        from forestage_client.page_writer import PageWriter
+
+        write = self.begin_write(model, keys, tails, tenant=tenant)
+        try:
+            writer = PageWriter(view, write)
+            yield writer
+            writer.require_whole()
+        except BaseException:
+            with suppress(ForestageError):
+                self.drop_write(write.id)
+            raise
+        writer.result = self.commit_write(write.id)
 
     def pool(self) -> Pool:
         """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""

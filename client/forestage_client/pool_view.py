@@ -13,17 +13,19 @@ import platform
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from forestage_client._memory import address_of, copy
 from forestage_client._pool_format import (
     ENTRY,
     ENTRY_BYTES,
     GENERATION,
     HEADER_BYTES,
+    LENT,
     RESIDENT,
     START,
     START_OFFSET,
@@ -85,32 +87,6 @@ class SlotStamp:
     slot: int
     key: bytes
     generation: int
-
-
-class _PyBuffer(ctypes.Structure):
-    # Py_buffer of the stable ABI: the only way to the address of memory that is mapped read-only.
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-def _address_of(memory: memoryview) -> int:
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(memory), ctypes.byref(buffer), 0)
-    try:
-        return int(buffer.buf or 0)
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
 
 
 class PoolView:
@@ -182,20 +158,20 @@ class PoolView:
         A file that was replaced never changes: attach anew when the instance in `/v1/pool` is still another one. While
         a start is changing them they count as unchanged.
         """
-        if self._closed:
-            raise ValueError("the pool view is closed")
-        # Against the order in which they are written.
-        (again,) = GENERATION.unpack_from(self._memory, START_OFFSET + START.size - GENERATION.size)
-        if not _LOADS_IN_ORDER:
-            _fence()
-        _, instance, _ = START.unpack_from(self._memory, START_OFFSET)
-        if not _LOADS_IN_ORDER:
-            _fence()
-        (generation,) = GENERATION.unpack_from(self._memory, START_OFFSET)
-        if generation != again or (instance.hex(), generation) == (self.instance, self.generation):
+        owner = self._owner()
+        if owner is None or owner == (self.instance, self.generation):
             return False
-        self.instance, self.generation = instance.hex(), generation
+        self.instance, self.generation = owner
         return True
+
+    def belongs_to(self, instance: str, generation: int) -> bool:
+        """Say whether the pool is that of this start of the service now, whatever it was when it was attached."""
+        return self._owner() == (instance, generation)
+
+    def is_lent(self, model: str, component: str, slot: int) -> bool:
+        """Say whether the service has given a slot to somebody who writes a page. Raises Stale for no such slot."""
+        generation, state, _, _, _ = self._entry(self._region(model, component), slot)
+        return generation & 1 == 1 and state == LENT
 
     def copy(self, model: str, component: str, slot: int, key: bytes | str) -> bytes:
         """Return the whole page `key` (bytes or hex) from a slot: the payload of all shards, one after another.
@@ -221,10 +197,36 @@ class PoolView:
             raise ValueError(f"the page has {size} bytes, the buffer {len(target)}")
         at = ctypes.addressof(ctypes.c_char.from_buffer(target))
         for view in self._payload(stamp.region, slot):
-            ctypes.memmove(at, _address_of(view), len(view))
+            ctypes.memmove(at, address_of(view), len(view))
             at += len(view)
         self.check(stamp)
         return size
+
+    def copy_in(
+        self,
+        model: str,
+        component: str,
+        slot: int,
+        data: bytes | bytearray | memoryview | Sequence[memoryview],
+    ) -> None:
+        """Copy a page into a slot, without the GIL: the payload of all shards one after another, or one buffer each.
+
+        Only for slots that a write was given: this asks nobody, `PageWriter` does. Needs a view that is `writable`.
+        Raises ValueError, and copies nothing, when a size is not the component's.
+        """
+        region = self._region(model, component)
+        targets = self._payload(region, slot)
+        if isinstance(data, bytes | bytearray | memoryview):
+            whole = memoryview(data).cast("B")
+            if len(whole) != region.payload_bytes:
+                raise ValueError(f"a page of {component} has {region.payload_bytes} bytes, not {len(whole)}")
+            shards = [whole[at : at + region.bytes] for at in range(0, len(whole), region.bytes)]
+        else:
+            shards = [memoryview(shard).cast("B") for shard in data]
+            if [len(shard) for shard in shards] != [region.bytes] * region.shards:
+                raise ValueError(f"a page of {component} has {region.shards} shards of {region.bytes} bytes")
+        for target, shard in zip(targets, shards, strict=True):
+            copy(target, shard)
 
     def stamp(self, model: str, component: str, slot: int, key: bytes | str) -> SlotStamp:
         """Take note that the slot holds the page `key` now. Raises Stale when it does not."""
@@ -272,7 +274,7 @@ class PoolView:
         if count * dtype.itemsize > len(memory):
             raise ValueError(f"{shape} of {dtype} needs {count * dtype.itemsize} bytes, the slot has {len(memory)}")
         # torch warns about read-only buffers; this one does not say that it is, and keeps the view, hence the mapping.
-        owner = (ctypes.c_ubyte * len(memory)).from_address(_address_of(memory))
+        owner = (ctypes.c_ubyte * len(memory)).from_address(address_of(memory))
         owner.memory = memory  # type: ignore[attr-defined]
         return torch.frombuffer(owner, dtype=dtype, count=count).view(shape)
 
@@ -292,7 +294,7 @@ class PoolView:
     def populate(self) -> None:
         """Fill this process's page tables (0.12 s a GiB), so that first touches do not fault. Runs without the GIL."""
         memory = self._memory[:]
-        address = _address_of(memory)
+        address = address_of(memory)
         advice = _MADV_POPULATE_WRITE if self.writable else _MADV_POPULATE_READ
         for at in range(0, self.size, _STEP_BYTES):
             if _libc.madvise(address + at, min(_STEP_BYTES, self.size - at), advice):
@@ -314,7 +316,7 @@ class PoolView:
         if self._pinned:
             return True
         cudart: Any = torch.cuda.cudart()
-        address = _address_of(self._memory)
+        address = address_of(self._memory)
         flags = _CUDA_PORTABLE | (0 if self.writable else _CUDA_READ_ONLY)
         regions = [region for components in self.regions.values() for region in components.values()]
         for offset, length in pin_chunks(regions, self.size):
@@ -336,6 +338,20 @@ class PoolView:
         while self._pinned:
             if int(cudart.cudaHostUnregister(self._pinned.pop())):
                 _clear_cuda_error()
+
+    def _owner(self) -> tuple[str, int] | None:
+        """Return instance and generation as the file names them now, None while a start is changing them."""
+        if self._closed:
+            raise ValueError("the pool view is closed")
+        # Against the order in which they are written.
+        (again,) = GENERATION.unpack_from(self._memory, START_OFFSET + START.size - GENERATION.size)
+        if not _LOADS_IN_ORDER:
+            _fence()
+        _, instance, _ = START.unpack_from(self._memory, START_OFFSET)
+        if not _LOADS_IN_ORDER:
+            _fence()
+        (generation,) = GENERATION.unpack_from(self._memory, START_OFFSET)
+        return (instance.hex(), generation) if generation == again else None
 
     def _region(self, model: str, component: str) -> RegionInfo:
         if self._closed:

@@ -1,8 +1,9 @@
 """A fake Forestage in memory, for the tests of programs that use this client.
 
 It answers both clients without a network and follows the service's arithmetic: hit lengths, boundaries, truncation,
-shortfall, leases, eviction, refusals. It holds no page bytes, has no pool file, and reads L3 in no time: a job is done
-when its prefetch returns, unless `hold` was called. Jobs never share reads, so `joined` is always 0.
+shortfall, leases, writes, eviction, refusals. It holds no page bytes, has no pool file, and reads and writes L3 in no
+time: a job is done when its prefetch returns, unless `hold` was called, and a page is durable when it is committed.
+Jobs never share reads, so `joined` is always 0.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ class FakeForestage:
 
     @property
     def now_s(self) -> float:
-        """The clock by which leases expire, in seconds. It stands still until set."""
+        """The clock by which leases and writes expire, in seconds. It stands still until set."""
         return self._service.now_s
 
     @now_s.setter
@@ -110,6 +111,11 @@ class FakeForestage:
     def num_leases(self) -> int:
         """How many leases have neither expired nor been released: 0 after a program that cleans up."""
         return len(self._service.leases)
+
+    @property
+    def num_writes(self) -> int:
+        """How many writes have slots and were neither committed nor dropped: 0 after a program that cleans up."""
+        return self._service.writes.num_open
 
     # ---- for transports
 
@@ -158,7 +164,10 @@ class FakeForestage:
         packed = MSGPACK_TYPE in request.headers.get("accept", "")
         encoding: Encoding = "msgpack" if packed else "json"
         if "slots" in value:
-            value["slots"] = {name: encode_slots(slots, encoding) for name, slots in value["slots"].items()}
+            value["slots"] = {
+                name: slots if None in slots else encode_slots(slots, encoding)
+                for name, slots in value["slots"].items()
+            }
         headers = {"content-type": MSGPACK_TYPE if packed else JSON_TYPE}
         return httpx2.Response(status, content=encode_body(value, None, encoding), headers=headers)
 

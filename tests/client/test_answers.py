@@ -161,3 +161,39 @@ def test_answers_without_their_shape_are_value_errors(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         read(answer)
+
+
+GRANTED = {
+    "id": "w",
+    "stored": [1],
+    "granted": 2,
+    "reason": None,
+    "slots": {"kv": [4, None], "mamba": b"\7\0\0\0", "window": []},
+    "instance": "i",
+    "generation": 3,
+    "expires_in_ms": 1500,
+}
+
+
+def test_a_write_is_read_with_gaps_and_without() -> None:
+    write = _answers.read_write(GRANTED | {"more": 1}, "m", 2, {"mamba": (1,)}, 10.0)
+    assert write.slots == {"kv": (4, None), "mamba": (7,), "window": ()}
+    assert (write.stored, write.tails, write.expires_at_s) == ((1,), {"mamba": (1,)}, 11.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slots": {"kv": [4]}},
+        {"slots": {"kv": [4, None], "mamba": []}},
+        {"slots": {"kv": [4, "x"]}},
+        {"slots": None, "stored": 3},
+        {"stored": 3},
+        {"stored": ["x"]},
+        {"instance": 5},
+        {"expires_in_ms": None},
+    ],
+)
+def test_a_write_without_its_shape_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        _answers.read_write({**GRANTED, **change}, "m", 2, {"mamba": (1,)}, 10.0)

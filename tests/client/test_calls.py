@@ -75,6 +75,16 @@ ALL_FIELDS = {"device_pages": 1, "min_pages": 2, "priority": -3, "deadline_ms": 
         (_calls.lease("m", [KEY], 1, 9), "POST /v1/leases", {"model": "m", "device_pages": 1, "lease_ms": 9}),
         (_calls.renew("l", 9), "POST /v1/leases/l/renew", {"lease_ms": 9}),
         (_calls.release("l"), "DELETE /v1/leases/l", None),
+        (_calls.begin_write("m", [KEY], None, None), "POST /v1/writes", {"model": "m", "tails": {}}),
+        (
+            _calls.begin_write("m", [KEY], {"mamba": range(1)}, "t"),
+            "POST /v1/writes",
+            {"model": "m", "tails": {"mamba": [0]}, "tenant": "t"},
+        ),
+        (_calls.commit_write("w"), "POST /v1/writes/w/commit", None),
+        (_calls.drop_write("a/b"), "DELETE /v1/writes/a%2Fb", None),
+        (_calls.write_status("w", 0), "GET /v1/writes/w", None),
+        (_calls.write_status("w", 70), "GET /v1/writes/w?wait_ms=70", None),
         (_calls.pool(), "GET /v1/pool", None),
         (_calls.models(), "GET /v1/models", None),
         (_calls.info(), "GET /v1/info", None),
@@ -95,6 +105,7 @@ def test_requests(call: Call[object], line: str, body: dict[str, object] | None)
 
 def test_waits_widen_the_time_a_call_may_take() -> None:
     assert [everything(5).wait_ms, least().wait_ms, _calls.get_prefetch("r", 70).wait_ms] == [5, 0, 70]
+    assert _calls.write_status("w", 80).wait_ms == 80
 
 
 def test_every_prefetch_has_an_id_of_its_own() -> None:
@@ -102,8 +113,12 @@ def test_every_prefetch_has_an_id_of_its_own() -> None:
     assert len(ids) == 100
 
 
-def test_only_leases_are_not_repeatable() -> None:
+def test_only_what_would_take_slots_twice_is_not_repeatable() -> None:
     assert not _calls.lease("m", [], 0, None).repeatable
+    assert not _calls.begin_write("m", [], None, None).repeatable
+    assert all(
+        call.repeatable for call in (_calls.commit_write("w"), _calls.drop_write("w"), _calls.write_status("w", 0))
+    )
     assert all(call.repeatable for call in (least(), _calls.finish("r"), _calls.lookup("m", [], 0), _calls.cancel("r")))
 
 

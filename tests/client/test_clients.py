@@ -134,6 +134,10 @@ def test_both_clients_have_one_surface() -> None:
 
     blocking, awaited = surface(Client), surface(AsyncClient)
     assert blocking.pop("close") == awaited.pop("aclose")
+    # The one that is entered, not called: an ordinary and an asynchronous context manager.
+    entered = [kind.pop("write") for kind in (blocking, awaited)]
+    assert entered[0].parameters == entered[1].parameters
+    assert Client.write.__doc__ == AsyncClient.write.__doc__
     assert blocking == awaited
     assert inspect.signature(Client) == inspect.signature(AsyncClient)
     assert all(inspect.iscoroutinefunction(getattr(AsyncClient, name)) for name in awaited)

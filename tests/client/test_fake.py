@@ -19,6 +19,7 @@ from forestage_client import (
     NotFound,
     Prefetch,
     QueueFull,
+    WriteStatus,
 )
 from forestage_client._fake_service import FakeService
 from forestage_client.testing import FakeForestage
@@ -324,3 +325,68 @@ def check_slots(service: FakeService, when: str) -> None:
         slots = [*shelf.free, *shelf.resident.values(), *reserved]
         assert sorted(slots) == list(range(shelf.slots)), when
         assert set(shelf.idle) == {key for key in shelf.resident if key not in shelf.holds}, when
+
+
+# ---- writes
+
+
+def test_what_is_committed_is_resident_and_durable() -> None:
+    fake = FakeForestage([HYBRID], pool_pages=8)
+    fake.store("demo", KEYS[:2], {"mamba": [2]})
+    with fake.client() as client:
+        write = client.begin_write("demo", KEYS[:6], {"mamba": [5, 1]})
+        assert (write.stored, write.granted, write.reason) == ((0, 1), 6, None)
+        assert write.slots["kv"][:2] == (None, None)
+        assert len(set(write.slots["kv"][2:])) == 4
+        assert write.slots["mamba"][0] is not None
+        assert write.slots["mamba"][1] is None
+        assert fake.num_writes == 1
+        assert client.lookup("demo", KEYS[:6]).pages.stored == 2
+        assert client.commit_write(write.id) == WriteStatus(committed=4, durable=4, failed=0)
+        assert client.commit_write(write.id) == client.write_status(write.id, wait_ms=10)
+        assert client.write_status(write.id).settled
+        assert fake.num_writes == 0
+        pages = client.lookup("demo", KEYS[:6]).pages
+        assert (pages.host, pages.stored, pages.restorable) == (0, 6, 6)
+        client.drop_write(write.id)
+        with pytest.raises(NotFound) as raised:
+            client.write_status(write.id)
+        assert raised.value.slug == "unknown-write"
+        job = client.prefetch("demo", KEYS[:6])
+        assert (job.outcome, job.loaded, job.slots["kv"][2:]) == ("complete", 2, write.slots["kv"][2:])
+
+
+def test_a_write_gets_what_there_is_room_for_and_gives_it_back() -> None:
+    fake = FakeForestage([HYBRID], pool_pages=4)
+    with fake.client() as client:
+        first = client.begin_write("demo", KEYS[:3])
+        second = client.begin_write("demo", KEYS[:3])
+        assert (first.granted, second.granted, second.reason) == (3, 1, "host_capacity")
+        client.commit_write(first.id)
+        # The one page of the second has become resident meanwhile.
+        assert client.commit_write(second.id) == WriteStatus(committed=0, durable=0, failed=0, duplicate=1)
+        third = client.begin_write("demo", OTHERS[:4])
+        assert third.granted == 4  # what is idle makes room
+        client.drop_write(third.id)
+        client.drop_write(third.id)
+        assert client.begin_write("demo", OTHERS[:4], {"mamba": [1, 2, 3]}).granted == 3  # two states have room
+        assert fake.num_writes == 1
+
+
+def test_a_write_that_is_not_committed_expires() -> None:
+    fake = FakeForestage([HYBRID], pool_pages=4)
+    with fake.client() as client:
+        write = client.begin_write("demo", KEYS[:4])
+        fake.now_s = write.expires_in_ms / 1000
+        assert fake.num_writes == 0
+        for call in (client.commit_write, client.write_status):
+            with pytest.raises(Gone) as raised:
+                call(write.id)
+            assert raised.value.slug == "write-gone"
+        assert client.begin_write("demo", OTHERS[:4]).granted == 4
+
+
+@pytest.mark.parametrize("tails", [{"kv": [0]}, {"other": [0]}, {"mamba": [3]}, {"mamba": [1, 1]}])
+def test_tails_that_make_no_sense_are_refused(tails: dict[str, list[int]]) -> None:
+    with FakeForestage([HYBRID]).client() as client, pytest.raises(BadRequest, match="tails"):
+        client.begin_write("demo", KEYS[:3], tails)

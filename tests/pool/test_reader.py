@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forestage.pool.file import PoolFile, PoolSettings
-from forestage_client.pool_view import PoolView
+from forestage_client.pool_view import PoolView, Stale
 from pool.conftest import Launcher, end_of
 from pool.pages import DEMO, KV_BYTES, fill, key_of, payload
 
@@ -70,6 +70,86 @@ def test_readers_never_accept_wrong_bytes_while_slots_are_recycled_and_services_
         assert seen.get("falls", 0) == 0
         assert seen["accepted"] > 5
         assert seen["stale"] > 5
+    pool.close()
+
+
+def test_readers_never_accept_wrong_bytes_while_an_engine_writes_and_services_come_and_go(
+    shm: Path, launch: Launcher, sweep: Launcher
+) -> None:
+    """An engine fills lent slots, whole or half, and goes on with one of them through restarts of the service."""
+    pool = PoolFile.create(settings(shm), (DEMO,))
+    readers = [launch("reader_process", pool.path, "recycle"), sweep(pool.path)]
+    engine = launch("writer_process", pool.path)
+    for process in (readers[0], engine):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "attached\n"
+
+    def write(how: str, slot: int, number: int) -> None:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        engine.stdin.write(f"{how} {slot} {number}\n")
+        engine.stdin.flush()
+        assert engine.stdout.readline() == "done\n"
+
+    number = published = restarts = 0
+    held = 7  # a slot whose write outlives the service that granted it
+    resident: dict[int, bytes] = {}
+    pool.tables[0].begin_fill(held, lent=True)
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until or restarts < 3 or published < 100:
+        number += 1
+        slot = number * 5 % 7
+        resident.pop(slot, None)
+        pool.tables[0].begin_fill(slot, lent=True)
+        write("half" if number % 2 else "scribble", slot, number)
+        if number % 5 == 0:
+            pool.tables[0].clear(slot)  # the engine has given it back
+        elif number % 40 == 1:
+            pool.close()  # the service was killed while both slots were lent
+            pool = PoolFile.create(settings(shm), (DEMO,))
+            assert pool.lent == [(0, lent) for lent in sorted((slot, held))]
+            assert {page.slot: page.key for page in pool.adopted[0]} == resident
+            for _ in range(3):
+                write("scribble", slot, number)
+                write("half", held, number)
+            pool.tables[0].clear(slot)  # its time is over
+            restarts += 1
+        else:
+            write("whole", slot, number)
+            resident[slot] = key_of(number % 64)
+            pool.tables[0].publish(slot, resident[slot], number, dirty=number % 3 == 0)
+            published += 1
+        if number % 50 == 0:
+            time.sleep(0.001)
+    assert end_of(engine)[0] == 0
+    for reader in readers:
+        status, out, complaints = end_of(reader)
+        assert (status, complaints) == (0, "")
+        seen = json.loads(out)
+        assert seen.get("wrong", 0) == 0
+        assert seen.get("falls", 0) == 0
+        assert seen["accepted"] > 5
+    pool.close()
+
+
+def test_an_engine_killed_in_mid_write_leaves_a_slot_that_nobody_reads(shm: Path, launch: Launcher) -> None:
+    pool = PoolFile.create(settings(shm), (DEMO,))
+    content = fill(pool, 0, 0, key_of(0))
+    engine = launch("writer_process", pool.path)
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    assert engine.stdout.readline() == "attached\n"
+    pool.tables[0].begin_fill(1, lent=True)
+    engine.stdin.write("half 1 1\n")
+    engine.stdin.flush()
+    assert engine.stdout.readline() == "done\n"
+    engine.kill()
+    assert engine.wait(timeout=30) == -signal.SIGKILL
+    with PoolView(pool.path) as view:
+        assert [entry.state for entry in view.slots("demo", "kv")][:3] == ["resident", "filling", "free"]
+        with pytest.raises(Stale):
+            view.copy("demo", "kv", 1, key_of(1))
+        assert view.copy("demo", "kv", 0, key_of(0)) == content
     pool.close()
 
 
