@@ -137,14 +137,18 @@ async def test_hung_writes_keep_their_buffers_and_delay_no_other(mounted: Hangin
     assert await Landing(MODEL, 0, [*new, *PAGES]).read(storage) == [LOADED] * 13
 
 
-async def test_a_write_is_given_up_between_two_chunks(mounted: HangingFs, storage: GuardedStorage) -> None:
+async def test_a_write_that_was_given_up_gets_no_name(mounted: HangingFs, storage: GuardedStorage) -> None:
+    (new,) = keys(1, "new")
     mounted.hang(writes=True)
-    writing = asyncio.create_task(store(storage, MODEL, 0, PAGES[0]))
+    writing = asyncio.create_task(store(storage, MODEL, 0, new))
     await until(lambda: bool(mounted.waiting))
     writing.cancel()
     await asyncio.sleep(0.02)
-    assert not writing.done()
+    assert not writing.done()  # its thread still has the buffers
     mounted.release()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    assert await Landing(MODEL, 0, PAGES).read(storage) == [LOADED] * 12
+    assert await Landing(MODEL, 0, [new, *PAGES]).read(storage) == [ReadOutcome.MISSING] + [LOADED] * 12
+    assert not any((mounted.mount / name).exists() for name in mounted.waiting)
+    await store(storage, MODEL, 0, new)
+    assert await Landing(MODEL, 0, [new]).read(storage) == [LOADED]

@@ -107,6 +107,7 @@ class Shelf:
                     _write_all(descriptor, trailer, given_up)
                 finally:
                     os.close(descriptor)
+            _require_wanted(given_up)
             for ending in self.endings:
                 os.rename(unnamed[0], stem + ending)
                 del unnamed[0]
@@ -202,9 +203,13 @@ def _create(path: str) -> int:
 def _write_all(descriptor: int, content: Buffer, given_up: threading.Event) -> None:
     left = memoryview(content)
     while len(left):
-        if given_up.is_set():
-            raise OSError(errno.ECANCELED, "the write was given up")
+        _require_wanted(given_up)
         left = left[os.write(descriptor, left[:CHUNK_BYTES]) :]
+
+
+def _require_wanted(given_up: threading.Event) -> None:
+    if given_up.is_set():
+        raise OSError(errno.ECANCELED, "the write was given up")
 
 
 def _is_denied(path: str) -> bool:
