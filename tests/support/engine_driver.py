@@ -1,6 +1,6 @@
 """Drives the pure engine without any I/O: an L3 that is a set of keys, reads that end when the test says so."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forestage.core.audit import check_integrity
@@ -10,6 +10,7 @@ from forestage.core.layout import Component, Covers, ModelLayout
 from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
 from forestage.core.slots import SlotState
+from forestage.core.write import Write
 
 __all__ = ["EngineDriver", "ReadFlag", "SlotLog", "chain", "job_of", "kv_model", "load_of", "model_of"]
 
@@ -20,23 +21,31 @@ class SlotLog:
     def __init__(self, capacity: int) -> None:
         self.visible: list[bytes | None] = [None] * capacity
         self.filling = [False] * capacity
-        self.dirty = [False] * capacity
+        self.lent: set[int] = set()
+        self.dirty: set[int] = set()
 
     def begin_fill(self, slot: int, lent: bool = False) -> None:
         assert not self.filling[slot]
         assert self.visible[slot] is None
         self.filling[slot] = True
+        if lent:
+            self.lent.add(slot)
 
     def publish(self, slot: int, key: bytes, page: int = 0, dirty: bool = False) -> None:
         assert self.filling[slot]
-        self.visible[slot], self.filling[slot], self.dirty[slot] = key, False, dirty
+        assert dirty == (slot in self.lent)
+        self.visible[slot], self.filling[slot] = key, False
+        self.lent.discard(slot)
+        if dirty:
+            self.dirty.add(slot)
 
     def set_clean(self, slot: int) -> None:
-        assert self.visible[slot] is not None
-        self.dirty[slot] = False
+        self.dirty.remove(slot)
 
     def clear(self, slot: int) -> None:
-        self.visible[slot], self.filling[slot], self.dirty[slot] = None, False, False
+        assert slot not in self.dirty
+        self.visible[slot], self.filling[slot] = None, False
+        self.lent.discard(slot)
 
 
 class ReadFlag:
@@ -93,13 +102,14 @@ class EngineDriver:
     capacities: Sequence[int]
     settings: EngineSettings = field(default_factory=lambda: EngineSettings(budget_bytes=1 << 40))
     pinned_fraction: float = 1.0
+    write_reserve: float = 0.0
     stored: set[tuple[int, bytes]] = field(default_factory=set)
     failing: dict[tuple[int, bytes], Reason] = field(default_factory=dict)
     now: float = 1000.0
 
     def __post_init__(self) -> None:
         self.logs = [SlotLog(capacity) for capacity in self.capacities]
-        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction)
+        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve)
         self.engine = Engine({self.layout.name: self.pool}, self.settings)
         self.in_flight: list[Load] = []
         self.stalled: list[Load] = []
@@ -192,6 +202,39 @@ class EngineDriver:
         assert job.done
         return job
 
+    # ---- writes
+
+    def begin_write(
+        self, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]] | None = None, *, asked: bool = True
+    ) -> Write:
+        """Reserve slots; unless `asked`, L3 cannot say what it has."""
+        masks = [bytearray((c, key) in self.stored for key in keys) for c in range(len(self.logs))]
+        return self.engine.begin_write(self.layout.name, keys, tails or {}, masks if asked else None, self.now)
+
+    def commit(self, write: Write) -> Write:
+        return self.engine.commit_write(write.id, self.now)
+
+    def write(self, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]] | None = None) -> Write:
+        """Reserve and commit."""
+        return self.commit(self.begin_write(keys, tails))
+
+    def store_next(self, *, failing: bool = False) -> bool:
+        """Let L3 take the next dirty page, or refuse it; True if there was one."""
+        one = self.engine.writes.next_page()
+        if one is None:
+            return False
+        if failing:
+            self.engine.writes.not_stored(one, self.now)
+        else:
+            self.stored.add((one.component, one.key))
+            self.engine.writes.stored(one, self.now)
+        self.check()
+        return True
+
+    def store_all(self) -> None:
+        while self.store_next():
+            pass
+
     def advance(self, seconds: float) -> None:
         self.now += seconds
         self.engine.tick(self.now)
@@ -226,6 +269,9 @@ class EngineDriver:
             capacity = range(slots.capacity)
             assert [index.key_of(slot) for slot in capacity] == log.visible
             assert [slots.state(slot) is SlotState.FILLING for slot in capacity] == log.filling
+        for c, log in enumerate(self.logs):
+            self.pool.check_writes(c, list(log.lent), list(log.dirty))
+        for slots, index in zip(self.pool.slots, self.pool.index, strict=True):
             pinned = slots.reserved + slots.filling + index.held
             assert pinned <= max(1, int(slots.capacity * self.pinned_fraction))
         for job in self.engine.jobs.values():
@@ -236,6 +282,7 @@ class EngineDriver:
         self.check()
         engine = self.engine
         assert (len(engine.live), len(engine.jobs), len(engine.leases)) == (0, 0, 0)
+        assert not list(engine.writes)
         assert (engine.admission.promised, engine.admission.running, engine.admission.waiting) == (0, 0, 0)
         assert not self.in_flight
         assert not self.stalled

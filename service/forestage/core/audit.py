@@ -21,7 +21,11 @@ def check_integrity(engine: Engine) -> None:
             for lease in engine.leases:
                 if lease.model == name:
                     held.update(lease.slots[c])
+            for write in engine.writes:
+                if write.layout.name == name and write.held:
+                    held.update(write.held[c].values())
             index.check_holds(held)
+    engine.writes.check_integrity()
     engine.admission.check_integrity()
     if engine.admission.running + engine.admission.waiting != len(engine.live):
         raise RuntimeError(f"{len(engine.live)} live jobs, admission knows {engine.admission.running} running ones")

@@ -11,7 +11,7 @@ every job that is not done is queued, waits for a probe, or for reads to end. co
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from forestage.core.admission import Admission
@@ -37,6 +37,8 @@ from forestage.core.prefix import PrefixMap
 from forestage.core.read_queue import ReadQueue
 from forestage.core.settling import aim, aim_below_cut, has_its_aim
 from forestage.core.timers import Timers
+from forestage.core.write import Write, WriteSettings
+from forestage.core.writes import Writes
 
 __all__ = ["Engine", "EngineSettings"]
 
@@ -52,6 +54,7 @@ class EngineSettings:
     settle_s: float = 0.02
     keep_done_s: float = 60.0
     max_lease_s: float = 600.0
+    writes: WriteSettings = field(default_factory=WriteSettings)
 
 
 class Engine:
@@ -70,6 +73,7 @@ class Engine:
         self._granted_since = False
         self._timers: Timers[Callable[[float], None]] = Timers()
         self.leases = Leases(pools, settings.max_lease_s, self._timers)
+        self.writes = Writes(pools, settings.writes, self._timers)
 
     # ---- requests
 
@@ -125,8 +129,9 @@ class Engine:
         self._admit(now)
 
     def stop_all(self, now: float) -> None:
-        """Begin to stop: no new jobs, and every live one settles."""
+        """Begin to stop: no new jobs or writes, every live job settles, and what is dirty is due for L3."""
         self.stopping = True
+        self.writes.stop()
         for job in tuple(self.live):
             self._stop(job, Reason.SHUTDOWN, now)
 
@@ -146,6 +151,36 @@ class Engine:
     def renew_lease(self, lease_id: str, lease_s: float, now: float) -> Lease:
         """Give a lease another `lease_s` seconds from now; GoneError if it has ended."""
         return self.leases.renew(lease_id, lease_s, now)
+
+    def begin_write(
+        self, model: str, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]], masks: Masks | None, now: float
+    ) -> Write:
+        """Reserve slots for pages that an engine will write, see Writes.begin. Raises NotFoundError, StoppingError."""
+        pool = self.pool(model)
+        self._refuse_if_stopping()
+        return self.writes.begin(pool, keys, tails, masks, now)
+
+    def commit_write(self, write_id: str, now: float) -> Write:
+        """Publish the pages of a write: resident at once, in L3 behind; jobs that wait for one have it now. Idempotent.
+
+        Raises NotFoundError, and GoneError when it has expired.
+        """
+        write = self.writes.find(write_id, now)
+        moved: dict[Job, None] = {}
+
+        def take_page(load: Load, jobs: Sequence[Job], slot: int) -> None:
+            for job in jobs:
+                # Neither loaded nor joined, and not this job's to drop behind a cut.
+                job.holds[load.component][taken(job, load)] = slot
+                moved[job] = None
+
+        self.writes.commit(write, take_page, now)
+        for job in moved:
+            if not job.done:
+                self._advance(job, now)
+        self._granted_since = True
+        self._admit(now)
+        return write
 
     def _refuse_if_stopping(self) -> None:
         if self.stopping:

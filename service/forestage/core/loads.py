@@ -30,6 +30,6 @@ class Load:
     subscribers: list[Job]
     reader: Job | None = None
     filling: bool = False
-    stalled: bool = False  # given up by everybody, but a storage may still write to the slot
+    stalled: bool = False  # given up by everybody, or its page came otherwise; a storage may still write to the slot
     read: Stoppable | None = None
     drained_for: tuple[Job, ...] = ()  # settling jobs that gave it up and could use its slot

@@ -1,7 +1,8 @@
 """The host pool of one model: slots, resident pages and loads of each component, moved together.
 
 Law, per component: free + reserved + filling + resident == capacity; the resident slots are those of the index, the
-reserved and filling ones those of the loads. Everything that changes one of the three changes the others here.
+reserved and filling ones those of the loads and those lent to engines. Everything that changes one of them changes the
+others here. A dirty page is resident and held: once by whoever sees to it that L3 gets it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,24 +22,52 @@ _LOADING, _IDLE, _HELD = int(PageStatus.LOADING), int(PageStatus.IDLE), int(Page
 
 
 class ModelPool:
-    """All slots of one model. `pinned_fraction` bounds what may be reserved, filling or held at once, per component."""
+    """All slots of one model.
+
+    `pinned_fraction` bounds what may be reserved, filling or held at once, per component; `write_reserve` is the part
+    that grants leave to writes.
+    """
 
     def __init__(
-        self, layout: ModelLayout, capacities: Sequence[int], events: Sequence[SlotEvents], pinned_fraction: float = 1.0
+        self,
+        layout: ModelLayout,
+        capacities: Sequence[int],
+        events: Sequence[SlotEvents],
+        pinned_fraction: float = 1.0,
+        write_reserve: float = 0.0,
     ) -> None:
         self.layout = layout
         self.slots = [Slots(capacity) for capacity in capacities]
         self.index = [PageIndex(capacity) for capacity in capacities]
         self.loads: list[dict[bytes, Load]] = [{} for _ in capacities]
         self._stalled: list[set[Load]] = [set() for _ in capacities]
+        self._lent: list[set[int]] = [set() for _ in capacities]
+        self._dirty: list[set[int]] = [set() for _ in capacities]
         self._events = events
         self._pinnable = [max(1, int(capacity * pinned_fraction)) for capacity in capacities]
+        self._write_reserve = [
+            min(int(capacity * write_reserve), pinnable - 1)
+            for capacity, pinnable in zip(capacities, self._pinnable, strict=True)
+        ]
 
     def room(self, component: int) -> int:
-        """Slots that a grant may take now: free or evictable, within what may still be pinned."""
+        """Slots that a grant may take now: as many as a write could have, less what is kept for writes."""
+        kept = self._write_reserve[component] - self.unsettled(component)
+        return max(0, self.write_room(component) - max(0, kept))
+
+    def write_room(self, component: int) -> int:
+        """Slots that a write may take now: free or evictable, within what may still be pinned."""
         available = self.slots[component].free + self.index[component].evictable
         pinned = self.slots[component].capacity - available
         return max(0, min(available, self._pinnable[component] - pinned))
+
+    def unsettled(self, component: int) -> int:
+        """Slots that writes use now: lent to engines, or with a page that L3 does not have yet."""
+        return len(self._lent[component]) + len(self._dirty[component])
+
+    def dirty(self, component: int) -> int:
+        """Resident pages that L3 does not have yet."""
+        return len(self._dirty[component])
 
     def survey(
         self, keys: Sequence[bytes], device_pages: int, masks: Sequence[bytes | bytearray] | None, loading: bool = True
@@ -94,14 +123,17 @@ class ModelPool:
 
     def reserve(self, component: int, key: bytes, page: int, job: Job) -> Load:
         """Take a slot for a page that is neither resident nor loading, evicting if none is free; there must be room."""
+        load = Load(component, key, page, self._take(component), job, [job])
+        self.loads[component][key] = load
+        return load
+
+    def _take(self, component: int) -> int:
         slots = self.slots[component]
         if not slots.free:
             evicted = self.index[component].evict()
             self._events[component].clear(evicted)
             slots.give_back(evicted)
-        load = Load(component, key, page, slots.take(), job, [job])
-        self.loads[component][key] = load
-        return load
+        return slots.take()
 
     def begin(self, load: Load) -> None:
         """A read into the slot starts: readers of the pool must not trust it from now on."""
@@ -137,7 +169,9 @@ class ModelPool:
         self.slots[c].give_back(load.slot)
 
     def set_stalled(self, load: Load) -> None:
-        """Take a filling load out of sight: its key may be read again elsewhere, its slot stays in use."""
+        """Take a filling load out of sight: its key may come elsewhere, its slot stays in use. Idempotent."""
+        if load.stalled:
+            return
         del self.loads[load.component][load.key]
         self._stalled[load.component].add(load)
         load.stalled = True
@@ -165,6 +199,57 @@ class ModelPool:
         load.subscribers.append(job)
         if load.read is not None:
             load.read.stopped = False
+
+    def begin_write(self, component: int) -> int:
+        """Lend a slot to an engine, evicting if none is free; there must be room. Back by `commit_` or `drop_write`."""
+        slot = self._take(component)
+        self._events[component].begin_fill(slot, lent=True)
+        self.slots[component].begin(slot)
+        self._lent[component].add(slot)
+        return slot
+
+    def commit_write(self, component: int, slot: int, key: bytes, page: int) -> tuple[Load | None, list[Job]]:
+        """Make a page that an engine put into a lent slot resident and dirty; it must not be resident yet.
+
+        Returns the load that wanted the same page, if any, and who waited for it: from now on nobody does, and each of
+        them has a hold on `slot` instead. One more hold is the caller's, until it has called `set_clean` and released
+        it.
+        """
+        load, jobs = self.loads[component].get(key), list[Job]()
+        if load is not None:
+            jobs, load.subscribers = load.subscribers, []
+            if load.filling:
+                self.set_stalled(load)
+                self.stop_unwanted(load)
+            else:
+                self.discard(load)
+        self._lent[component].remove(slot)
+        self._events[component].publish(slot, key, page, dirty=True)
+        self.slots[component].publish(slot)
+        self.index[component].insert(slot, key, 1 + len(jobs), fresh=False)
+        self._dirty[component].add(slot)
+        return load, jobs
+
+    def drop_write(self, component: int, slot: int) -> None:
+        """Take a lent slot back; nobody writes to it any more."""
+        self._lent[component].remove(slot)
+        self._events[component].clear(slot)
+        self.slots[component].give_back(slot)
+
+    def set_clean(self, component: int, slot: int) -> None:
+        """Unmark a dirty page: L3 has it, or it was given up. Whoever holds it holds it still."""
+        self._dirty[component].remove(slot)
+        self._events[component].set_clean(slot)
+
+    def adopt_dirty(self, component: int, slots: Sequence[int]) -> None:
+        """Mark adopted pages as dirty, and hold each once for the caller; readers of the pool see the mark already."""
+        self.index[component].hold(slots)
+        self._dirty[component].update(slots)
+
+    def adopt_lent(self, component: int, slots: Sequence[int]) -> None:
+        """Take slots out of use that were lent to engines before the start; `drop_write` brings each back."""
+        self.slots[component].lend(slots)
+        self._lent[component].update(slots)
 
     def adopt(self, component: int, pages: Sequence[tuple[int, bytes]]) -> None:
         """Make pages (slot, key) resident that lay in free slots at the start; the first is evicted first.
@@ -196,6 +281,13 @@ class ModelPool:
         self.index[component].drop(slot)
         self.slots[component].give_back(slot)
 
+    def check_writes(self, component: int, lent: Sequence[int], dirty: Sequence[int]) -> None:
+        """Compare what is lent and dirty with what is known of writes, by slot; raise if they differ."""
+        if sorted(lent) != sorted(self._lent[component]) or sorted(dirty) != sorted(self._dirty[component]):
+            raise RuntimeError(
+                f"lent {self._lent[component]} and dirty {self._dirty[component]}, writes say {lent} and {dirty}"
+            )
+
     def check_integrity(self) -> None:
         """Compare slots, index and loads; raise with the numbers if the law is broken. O(capacity)."""
         for c, slots in enumerate(self.slots):
@@ -206,10 +298,15 @@ class ModelPool:
             expected = [SlotState.FILLING if load.filling else SlotState.RESERVED for load in loads]
             if states != expected or len({load.slot for load in loads}) != len(loads):
                 raise RuntimeError(f"loads in states {states}, slots say {expected}")
-            if len(loads) != slots.reserved + slots.filling or len(self.index[c]) != slots.resident:
+            lent, dirty = self._lent[c], self._dirty[c]
+            if len(loads) + len(lent) != slots.reserved + slots.filling or len(self.index[c]) != slots.resident:
                 raise RuntimeError(
-                    f"{len(loads)} loads for {slots.reserved} + {slots.filling} slots, "
+                    f"{len(loads)} loads and {len(lent)} lent for {slots.reserved} + {slots.filling} slots, "
                     f"{len(self.index[c])} pages in {slots.resident} resident slots"
                 )
+            if any(slots.state(slot) is not SlotState.FILLING for slot in lent) or lent & {load.slot for load in loads}:
+                raise RuntimeError(f"lent slots {lent} are not filling, or a load has one of them")
+            if not all(self.index[c].is_held(slot) for slot in dirty):
+                raise RuntimeError(f"of the dirty slots {dirty} one is not held")
             if any(not load.subscribers and not load.filling for load in loads):
                 raise RuntimeError("a reserved slot that nobody wants")

@@ -14,7 +14,7 @@ __all__ = ["SlotEvents", "SlotState", "Slots"]
 class SlotState(IntEnum):
     FREE = 0
     RESERVED = 1  # promised to a read that has not begun
-    FILLING = 2  # a storage may write to it
+    FILLING = 2  # a storage, or an engine that it was lent to, may write to it
     RESIDENT = 3  # whole and verified
 
 
@@ -69,7 +69,7 @@ class Slots:
         return slot
 
     def begin(self, slot: int) -> None:
-        """Reserved to filling: a read into the slot starts."""
+        """Reserved to filling: from now on somebody may write to the slot."""
         self._move(slot, 1, 2)
 
     def unbegin(self, slot: int) -> None:
@@ -90,8 +90,15 @@ class Slots:
 
     def adopt(self, slots: Iterable[int]) -> None:
         """Free to resident: pages that were there before the service started. O(capacity), however many they are."""
+        self._take_out(slots, SlotState.RESIDENT)
+
+    def lend(self, slots: Iterable[int]) -> None:
+        """Free to filling: somebody may have been writing to them before the service started. O(capacity)."""
+        self._take_out(slots, SlotState.FILLING)
+
+    def _take_out(self, slots: Iterable[int], state: SlotState) -> None:
         for slot in slots:
-            self._move(slot, 0, 3)
+            self._move(slot, 0, state)
         self._free = [slot for slot in self._free if not self._state[slot]]
 
     def _move(self, slot: int, before: int, after: int) -> None:

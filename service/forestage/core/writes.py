@@ -1,0 +1,312 @@
+"""Pages that engines put into the pool, and their way to L3 behind it.
+
+Law: the slots of open writes, and of expired ones until their margin is over, are exactly those that the pools have
+lent; a dirty page is in the queue, waits for its next attempt, or is with the storage, and its write holds it. Pages
+asked == pages by result + pages of open writes + pages of committed ones that are waiting.
+
+A write releases its pages only when all of them are settled, deepest page first, so that in the order of eviction an
+ancestor stays behind its descendants although L3 gets it before them.
+"""
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from forestage.core.errors import GoneError, NotFoundError
+from forestage.core.job import Job
+from forestage.core.layout import ModelLayout
+from forestage.core.loads import Load
+from forestage.core.model_pool import ModelPool
+from forestage.core.timers import Timers
+from forestage.core.write import PageWrite, Write, WriteReason, WriteResult, WriteSettings, WriteState
+
+__all__ = ["Writes"]
+
+Masks = Sequence[bytes | bytearray]
+Arrival = Callable[[Load, Sequence[Job], int], None]
+
+
+class Writes:
+    """Writes by id, and the queue of dirty pages to L3. `settled` are writes to announce, once each."""
+
+    def __init__(
+        self, pools: Mapping[str, ModelPool], settings: WriteSettings, timers: Timers[Callable[[float], None]]
+    ) -> None:
+        self._pools = pools
+        self.settings = settings
+        self._timers = timers
+        self._by_id: dict[str, Write] = {}
+        self._owning: dict[Write, None] = {}
+        self._queue: deque[PageWrite] = deque()
+        self._retries: dict[PageWrite, int] = {}
+        self._in_flight: set[PageWrite] = set()
+        self._stopping = False
+        self.settled: deque[Write] = deque()
+        self.asked = 0
+        self.results = dict.fromkeys(WriteResult, 0)
+
+    def __iter__(self) -> Iterator[Write]:
+        """Yield the writes that own slots or holds, those among them that nobody asks for any more too."""
+        return iter(self._owning)
+
+    @property
+    def backlog(self) -> int:
+        """Dirty pages of components that are due, or with the storage already."""
+        return len(self._queue) + len(self._in_flight)
+
+    @property
+    def waiting(self) -> int:
+        """Dirty pages of components that are due and wait to be handed out."""
+        return len(self._queue)
+
+    def find(self, write_id: str, now: float) -> Write:
+        """Return a write that is open or committed; raises NotFoundError, or GoneError for one that has expired."""
+        write = self._by_id.get(write_id)
+        if write is None:
+            raise NotFoundError("no write with this id: unknown, dropped or forgotten", slug="unknown-write")
+        if write.state is WriteState.EXPIRED or (write.state is WriteState.OPEN and write.expires_at <= now):
+            raise GoneError("this write has expired before it was committed", slug="write-gone")
+        return write
+
+    # ---- the engine's part
+
+    def begin(
+        self,
+        pool: ModelPool,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]],
+        masks: Masks | None,
+        now: float,
+    ) -> Write:
+        """Reserve slots for what is neither resident nor in L3 (`masks[c][i]`; None when L3 could not be asked).
+
+        `tails[c]` are the pages that carry a state of tail component c. What does not fit is cut at a page: the
+        reservation covers a prefix of `keys`. It never evicts pages that it names itself.
+        """
+        wanted: list[list[int]] = []
+        resident: list[list[int]] = []
+        for c, component in enumerate(pool.layout.components):
+            pages = sorted(tails.get(c, ())) if component.is_tail else range(len(keys))
+            slots = {page: pool.index[c].find(keys[page]) for page in pages}
+            wanted.append([p for p, slot in slots.items() if slot < 0 and not (masks is not None and masks[c][p])])
+            resident.append([slot for slot in slots.values() if slot >= 0])
+            pool.index[c].hold(resident[c])
+        granted, reason = self._cut(pool, wanted, len(keys))
+        reserved = [{p: pool.begin_write(c) for p in pages if p < granted} for c, pages in enumerate(wanted)]
+        for c, held in enumerate(resident):
+            pool.index[c].release(reversed(held))
+        needed = {page for pages in wanted for page in pages}
+        stored = tuple(page for page in range(len(keys)) if page not in needed)
+        until = now + self.settings.expire_s
+        write = self._add(pool.layout, reserved, until, tuple(keys), tails, granted, reason, stored)
+        write.timer = self._timers.put(until, partial(self._expire, write))
+        self._by_id[write.id] = write
+        self.asked += len(keys)
+        self.results[WriteResult.STORED] += len(stored)
+        self.results[WriteResult.REFUSED] += sum(page >= granted for page in needed)
+        return write
+
+    def _cut(self, pool: ModelPool, wanted: Sequence[Sequence[int]], length: int) -> tuple[int, WriteReason | None]:
+        reason = None
+        for c, pages in enumerate(wanted):
+            unsettled, room = pool.unsettled(c), pool.write_room(c)
+            allowed = max(1, int(pool.slots[c].capacity * self.settings.max_dirty_fraction)) - unsettled
+            fits = max(0, min(allowed, room))
+            if fits < len(pages) and pages[fits] < length:
+                length = pages[fits]
+                is_pressed = allowed < room or (allowed == room and unsettled)
+                reason = WriteReason.BACK_PRESSURE if is_pressed else WriteReason.HOST_CAPACITY
+        return length, reason
+
+    def commit(self, write: Write, on_arrival: Arrival, now: float) -> None:
+        """Publish the pages of an open write: resident at once, dirty until L3 has them. Idempotent.
+
+        A page that became resident meanwhile keeps its first copy. `on_arrival(load, jobs, slot)` is told who waited
+        for a page that was being read: each of them has a hold on `slot` now.
+        """
+        if write.state is not WriteState.OPEN:
+            return
+        write.state = WriteState.COMMITTED
+        self._timers.take_back(write.timer)
+        pool, reserved = self._pools[write.layout.name], write.reserved
+        # As L3 is read: a page with its states, in the order of the prefix.
+        places = sorted((page, c, slot) for c, slots in enumerate(write.slots) for page, slot in slots.items())
+        keys, write.slots, write.keys = write.keys, [], ()
+        for page, c, slot in places:
+            if pool.index[c].find(keys[page]) >= 0:
+                pool.drop_write(c, slot)
+                continue
+            load, jobs = pool.commit_write(c, slot, keys[page], page)
+            self._put(PageWrite(write, c, page, keys[page], slot))
+            if load is not None:
+                on_arrival(load, jobs, slot)
+        write.committed = len(write.waiting)
+        write.duplicate = reserved - write.committed
+        self.results[WriteResult.DUPLICATE] += write.duplicate
+        self._settle_if_done(write, now)
+
+    def drop(self, write_id: str, now: float) -> None:
+        """Forget a write; an open one gives its slots back at once, what was committed goes on to L3. Idempotent."""
+        write = self._by_id.pop(write_id, None)
+        if write is None:
+            return
+        if write.state is WriteState.OPEN:
+            self.results[WriteResult.DROPPED] += write.reserved
+            write.state = WriteState.EXPIRED
+            self.settled.append(write)
+        if write.slots:
+            self._take_back(write, now)
+        else:
+            self._timers.take_back(write.timer)
+
+    def _expire(self, write: Write, now: float) -> None:
+        write.state = WriteState.EXPIRED
+        self.results[WriteResult.EXPIRED] += write.reserved
+        self.settled.append(write)
+        write.timer = self._timers.put(now + self.settings.margin_s, partial(self._take_back, write))
+
+    def _take_back(self, write: Write, now: float) -> None:
+        """Free the slots of a write that nobody fills any more."""
+        self._timers.take_back(write.timer)
+        pool = self._pools[write.layout.name]
+        for c, slots in enumerate(write.slots):
+            for slot in slots.values():
+                pool.drop_write(c, slot)
+        write.slots, write.keys = [], ()
+        self._forget_later(write, now)
+
+    def _forget_later(self, write: Write, now: float) -> None:
+        del self._owning[write]
+        if write.id in self._by_id:
+            write.timer = self._timers.put(now + self.settings.keep_done_s, partial(self._forget, write))
+
+    def _forget(self, write: Write, _now: float) -> None:
+        self._by_id.pop(write.id, None)
+
+    # ---- what an earlier life left
+
+    def adopt(self, pool: ModelPool, pages: Sequence[Sequence[tuple[int, int, bytes]]], now: float) -> None:
+        """Queue dirty pages (page, slot, key), by component, that the pool has adopted as resident already."""
+        write = self._add(pool.layout, [], now)
+        write.state = WriteState.COMMITTED
+        # Not by page: equal page numbers of different prefixes are different pages.
+        places = sorted((page, c, slot, key) for c, found in enumerate(pages) for page, slot, key in found)
+        for number, (_, c, slot, key) in enumerate(places):
+            pool.adopt_dirty(c, (slot,))
+            self._put(PageWrite(write, c, number, key, slot))
+        write.committed = len(write.waiting)
+        self.asked += write.committed
+        self._settle_if_done(write, now)
+
+    def quarantine(self, pool: ModelPool, slots: Sequence[Sequence[int]], now: float) -> None:
+        """Keep slots, by component, out of use for as long as an engine may still be writing to them."""
+        write = self._add(pool.layout, [dict(enumerate(found)) for found in slots], now)
+        write.state = WriteState.EXPIRED
+        for c, found in enumerate(slots):
+            pool.adopt_lent(c, found)
+        until = now + self.settings.expire_s + self.settings.margin_s
+        write.timer = self._timers.put(until, partial(self._take_back, write))
+
+    def _add(
+        self,
+        layout: ModelLayout,
+        slots: list[dict[int, int]],
+        expires_at: float,
+        keys: Sequence[bytes] = (),
+        tails: Mapping[int, Sequence[int]] | None = None,
+        granted: int = 0,
+        reason: WriteReason | None = None,
+        stored: tuple[int, ...] = (),
+    ) -> Write:
+        write = Write(uuid.uuid4().hex, layout, keys, tails or {}, granted, reason, stored, slots, expires_at)
+        write.held = [{} for _ in layout.components]
+        self._owning[write] = None
+        return write
+
+    # ---- to L3
+
+    def next_page(self) -> PageWrite | None:
+        """Hand out the dirty page to store next; it must come back through `stored` or `not_stored`."""
+        if not self._queue:
+            return None
+        one = self._queue.popleft()
+        self._in_flight.add(one)
+        return one
+
+    def stored(self, one: PageWrite, now: float) -> None:
+        """L3 has the page."""
+        self._in_flight.remove(one)
+        self._clean(one, now)
+
+    def not_stored(self, one: PageWrite, now: float) -> None:
+        """L3 did not take the page: it is tried again later, or given up after too many attempts.
+
+        While the service stops, nothing is given up: the next one finds the page dirty, and goes on.
+        """
+        self._in_flight.remove(one)
+        one.attempts += 1
+        if one.attempts >= self.settings.max_attempts and not self._stopping:
+            one.write.lost.add(one.page)
+            self._clean(one, now)
+            return
+        wait_s = self.settings.retry_s * self.settings.retry_growth ** (one.attempts - 1)
+        self._retries[one] = self._timers.put(now + wait_s, partial(self._retry, one))
+
+    def stop(self) -> None:
+        """Begin to stop: what waits for another attempt is due at once. Idempotent."""
+        if not self._stopping:
+            self._stopping = True
+            for one, ticket in tuple(self._retries.items()):
+                self._timers.take_back(ticket)
+                self._retry(one, 0.0)
+
+    def _retry(self, one: PageWrite, _now: float) -> None:
+        del self._retries[one]
+        self._queue.append(one)
+
+    def _put(self, one: PageWrite) -> None:
+        write = one.write
+        write.held[one.component][one.page] = one.slot
+        write.waiting[one.page] = write.waiting.get(one.page, 0) + 1
+        self._queue.append(one)
+
+    def _clean(self, one: PageWrite, now: float) -> None:
+        write, page = one.write, one.page
+        self._pools[write.layout.name].set_clean(one.component, one.slot)
+        write.waiting[page] -= 1
+        if not write.waiting[page]:
+            del write.waiting[page]
+            is_lost = page in write.lost
+            write.failed += is_lost
+            write.durable += not is_lost
+            self.results[WriteResult.LOST if is_lost else WriteResult.DURABLE] += 1
+            self._settle_if_done(write, now)
+
+    def _settle_if_done(self, write: Write, now: float) -> None:
+        if write.waiting:
+            return
+        pool = self._pools[write.layout.name]
+        for c, held in enumerate(write.held):
+            pool.index[c].release(reversed(held.values()))
+        write.held = []
+        self.settled.append(write)
+        self._forget_later(write, now)
+
+    def check_integrity(self) -> None:
+        """Compare writes, pages on their way and pools; raise with the numbers if the law is broken. O(dirty)."""
+        on_their_way = [*self._queue, *self._retries, *self._in_flight]
+        for name, pool in self._pools.items():
+            mine = [write for write in self._owning if write.layout.name == name]
+            for c in range(len(pool.slots)):
+                lent = [slot for write in mine if write.slots for slot in write.slots[c].values()]
+                dirty = [one.slot for one in on_their_way if one.component == c and one.write.layout.name == name]
+                pool.check_writes(c, lent, dirty)
+        for one in on_their_way:
+            if one.write.held[one.component].get(one.page) != one.slot or not one.write.waiting.get(one.page):
+                raise RuntimeError(f"page {one.page} is on its way to L3, and its write does not hold or await it")
+        counted = sum(self.results.values())
+        for write in self._owning:
+            counted += write.reserved if write.state is WriteState.OPEN else len(write.waiting)
+        if counted != self.asked:
+            raise RuntimeError(f"{self.asked} pages asked to write, {counted} accounted for")
