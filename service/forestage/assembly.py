@@ -1,5 +1,6 @@
 """Puts a service together from its configuration: storage, pools, engine, metrics."""
 
+import time
 from dataclasses import dataclass
 
 from forestage import __version__
@@ -7,6 +8,7 @@ from forestage.config import Config
 from forestage.core.breaker import Breaker
 from forestage.core.engine import Engine, EngineSettings
 from forestage.core.model_pool import ModelPool
+from forestage.core.write import WriteSettings
 from forestage.observe.metrics import Metrics
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage.prefetch.service import PrefetchService
@@ -69,24 +71,42 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
     regions = pool.geometry.regions
     index_of = {(region.model.name, region.component_index): i for i, region in enumerate(regions)}
     pools = {}
+    dirty: dict[str, list[list[tuple[int, int, bytes]]]] = {}
     for layout in config.layouts():
         mine = [index_of[layout.name, c] for c in range(len(layout.components))]
         capacities = [regions[i].slots for i in mine]
         events = [pool.tables[i] for i in mine]
-        pools[layout.name] = ModelPool(layout, capacities, events, config.lease.max_pinned_fraction)
+        pools[layout.name] = ModelPool(
+            layout, capacities, events, config.lease.max_pinned_fraction, config.pool.write_reserve
+        )
+        dirty[layout.name] = []
         for c, i in enumerate(mine):
             # How recently they were used is not known any more; what leads to a page must outlast it.
             adopted, pool.adopted[i] = pool.adopted[i], []
             adopted.sort(key=lambda page: page.page, reverse=True)
             pools[layout.name].adopt(c, [(page.slot, page.key) for page in adopted])
+            dirty[layout.name].append([(page.page, page.slot, page.key) for page in adopted if page.dirty])
     settings = EngineSettings(
         budget_bytes=int(sum(region.data_bytes for region in regions) * config.prefetch.max_inflight_fraction),
         queue_limit=config.prefetch.queue_limit,
         settle_s=config.prefetch.settle_ms / 1e3,
         keep_done_s=config.prefetch.keep_done_ms / 1e3,
         max_lease_s=config.lease.max_ms / 1e3,
+        writes=WriteSettings(
+            max_dirty_fraction=config.writes.max_dirty_fraction,
+            expire_s=config.writes.expire_ms / 1e3,
+            keep_done_s=config.writes.keep_done_ms / 1e3,
+            max_attempts=config.writes.max_attempts,
+        ),
     )
     engine = Engine(pools, settings)
+    lent, pool.lent = pool.lent, []
+    now = time.monotonic()
+    for layout in config.layouts():
+        mine = [index_of[layout.name, c] for c in range(len(layout.components))]
+        engine.writes.adopt(pools[layout.name], dirty[layout.name], now)
+        slots = [[slot for region, slot in lent if region == i] for i in mine]
+        engine.writes.quarantine(pools[layout.name], slots, now)
     metrics.watch(engine, pool.path, pool.pinned, pool.generation)
     service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, metrics)
     return Assembly(config, pool, guarded, metrics, service)

@@ -193,7 +193,7 @@ async def _serve_pool(
         if ended.done():
             ended.result()
     if not clean:
-        log.warning("leaving although reads hang in the storage")
+        log.warning("leaving although reads or writes hang in the storage")
         running.cancel()
     return clean
 

@@ -7,6 +7,7 @@ from forestage.api.context import Context
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
 from forestage.api.routes import build_router
+from forestage.api.writes import build_writes
 
 __all__ = ["create_app"]
 
@@ -24,6 +25,7 @@ def create_app(context: Context, token: str = "") -> FastAPI:
     install(app)
     app.include_router(build_probes(context))
     app.include_router(build_router(context))
+    app.include_router(build_writes(context))
     if token:
         app.add_middleware(BearerToken, token=token)
     return app

@@ -8,8 +8,17 @@ from forestage.core.job import Job, Lengths
 from forestage.core.layout import ModelLayout
 from forestage.core.leases import Lease
 from forestage.core.plan import Plan
+from forestage.core.write import Write
 
-__all__ = ["describe_job", "describe_lease", "describe_lookup", "describe_model", "describe_regions"]
+__all__ = [
+    "describe_job",
+    "describe_lease",
+    "describe_lookup",
+    "describe_model",
+    "describe_progress",
+    "describe_regions",
+    "describe_write",
+]
 
 
 def _pages_and_tokens(lengths: dict[str, int], layout: ModelLayout) -> dict[str, Any]:
@@ -51,6 +60,29 @@ def describe_lookup(layout: ModelLayout, plan: Plan) -> dict[str, Any]:
         "grantable": plan.granted,
     }
     return {"model": layout.name, **_pages_and_tokens(pages, layout)}
+
+
+def describe_write(write: Write, remaining_ms: int) -> dict[str, Any]:
+    """Describe a reservation; valid while it is open."""
+    return {
+        "id": write.id,
+        "model": write.layout.name,
+        "stored": write.stored,
+        "granted": write.granted,
+        "reason": None if write.reason is None else write.reason.value,
+        "slots": {component.name: write.slots_of(c) for c, component in enumerate(write.layout.components)},
+        "expires_in_ms": remaining_ms,
+    }
+
+
+def describe_progress(write: Write) -> dict[str, int]:
+    """Describe how far the pages of a write have come, in pages."""
+    return {
+        "committed": write.committed,
+        "durable": write.durable,
+        "failed": write.failed,
+        "duplicate": write.duplicate,
+    }
 
 
 def describe_model(layout: ModelLayout, geometry: Geometry) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from forestage.api.schemas import (
     RenewAnswer,
     RenewBody,
     check,
+    problem_answers,
     request_schema,
 )
 from forestage.api.waiting import wait_for_job
@@ -33,11 +34,6 @@ from forestage.core.job import Job, PrefetchRequest
 __all__ = ["build_router"]
 
 WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many milliseconds for the job to be done")]
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": "see `type`", "content": schema} for status in statuses}
 
 
 _BODY_PROBLEMS = (400, 404, 413, 415, 422)
@@ -61,7 +57,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch",
         summary="Bring a prefix into the host pool",
         response_model=PrefetchAnswer,
-        responses=_problems(*_BODY_PROBLEMS, 409, 429, 503)
+        responses=problem_answers(*_BODY_PROBLEMS, 409, 429, 503)
         | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
         openapi_extra=request_schema(PrefetchBody),
     )
@@ -88,7 +84,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch/{request_id}",
         summary="Say how a prefetch stands, at once or when it is done",
         response_model=PrefetchAnswer,
-        responses=_problems(404, 422),
+        responses=problem_answers(404, 422),
     )
     async def get_prefetch(request: Request, request_id: str, wait_ms: WaitMs = 0) -> Response:
         job = service.find(request_id)
@@ -99,7 +95,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch/{request_id}/finish",
         summary="Stop a prefetch now and keep what is ready",
         response_model=PrefetchAnswer,
-        responses=_problems(404, 503),
+        responses=problem_answers(404, 503),
     )
     async def finish_prefetch(request: Request, request_id: str) -> Response:
         job = service.find(request_id)
@@ -117,7 +113,7 @@ def build_router(context: Context) -> APIRouter:
         "/lookup",
         summary="Say what a prefetch would find and be granted",
         response_model=LookupAnswer,
-        responses=_problems(*_BODY_PROBLEMS),
+        responses=problem_answers(*_BODY_PROBLEMS),
         openapi_extra=request_schema(PrefixBody),
     )
     async def lookup(request: Request) -> Response:
@@ -131,7 +127,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Lease what is resident of a prefix",
         response_model=LeasedAnswer,
         response_model_exclude_none=True,
-        responses=_problems(*_BODY_PROBLEMS, 503),
+        responses=problem_answers(*_BODY_PROBLEMS, 503),
         openapi_extra=request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:
@@ -147,7 +143,7 @@ def build_router(context: Context) -> APIRouter:
         "/leases/{lease_id}/renew",
         summary="Let a lease live on",
         response_model=RenewAnswer,
-        responses=_problems(400, 410, 413, 415, 422),
+        responses=problem_answers(400, 410, 413, 415, 422),
         openapi_extra=request_schema(RenewBody),
     )
     async def renew_lease(request: Request, lease_id: str) -> Response:

@@ -20,7 +20,11 @@ __all__ = [
     "Problem",
     "RenewAnswer",
     "RenewBody",
+    "WriteAnswer",
+    "WriteBody",
+    "WriteCounts",
     "check",
+    "problem_answers",
     "request_schema",
 ]
 
@@ -67,6 +71,15 @@ class RenewBody(_Body):
     """How long a lease shall live from now."""
 
     lease_ms: LeaseMillis | None = None
+
+
+class WriteBody(_Body):
+    """Which pages to write; `tails` names, by tail component, the page indexes that carry a state."""
+
+    model: str = Field(min_length=1, max_length=256)
+    keys: list[PageKey] = Field(json_schema_extra={"uniqueItems": True})
+    tails: dict[str, Annotated[list[Pages], Field(json_schema_extra={"uniqueItems": True})]] = {}
+    tenant: str = Field(default="default", min_length=1, max_length=128)
 
 
 class LengthsAnswer(BaseModel):
@@ -125,6 +138,25 @@ class LeasedAnswer(BaseModel):
 
 class RenewAnswer(BaseModel):
     lease: LeaseAnswer
+
+
+class WriteAnswer(BaseModel):
+    id: str
+    model: str
+    stored: list[int]
+    granted: int
+    reason: Literal["host_capacity", "back_pressure"] | None
+    slots: dict[str, list[int | None]]
+    instance: str
+    generation: int
+    expires_in_ms: int
+
+
+class WriteCounts(BaseModel):
+    committed: int
+    durable: int
+    failed: int
+    duplicate: int
 
 
 class RegionAnswer(BaseModel):
@@ -206,6 +238,12 @@ def check(shape: type[B], body: dict[str, Any], num_keys: int = 0) -> B:
     if isinstance(checked, PrefixBody) and checked.device_pages > num_keys:
         raise BadRequestError(f"device_pages: {checked.device_pages}, but only {num_keys} keys")
     return checked
+
+
+def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI part that says which problems a route answers with."""
+    schema = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": "see `type`", "content": schema} for status in statuses}
 
 
 def request_schema(shape: type[BaseModel]) -> dict[str, Any]:

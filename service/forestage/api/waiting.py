@@ -1,13 +1,14 @@
-"""Waiting for a job on behalf of a client who may leave."""
+"""Waiting for a job or a write on behalf of a client who may leave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from forestage.core.job import Job
+from forestage.core.write import Write
 from forestage.prefetch.service import PrefetchService
 
-__all__ = ["wait_for_job"]
+__all__ = ["wait_for_job", "wait_for_write"]
 
 
 async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
@@ -20,9 +21,19 @@ async def wait_for_job(service: PrefetchService, job: Job, wait_ms: int, receive
 
     The body must have been read, so that the next message of `receive` can only be the disconnect.
     """
-    if job.done or not wait_ms:
-        return True
-    done = asyncio.create_task(service.wait(job))
+    return job.done or not wait_ms or await _wait(service.wait(job), wait_ms, receive)
+
+
+async def wait_for_write(
+    service: PrefetchService, write: Write, wait_ms: int, receive: Callable[[], Awaitable[Any]]
+) -> None:
+    """Wait up to `wait_ms` milliseconds for a write to be settled, or for its client to leave."""
+    if not write.settled and wait_ms:
+        await _wait(service.wait_for_write(write), wait_ms, receive)
+
+
+async def _wait(event: Coroutine[Any, Any, None], wait_ms: int, receive: Callable[[], Awaitable[Any]]) -> bool:
+    done = asyncio.create_task(event)
     left = asyncio.create_task(_client_left(receive))
     try:
         await asyncio.wait({done, left}, timeout=wait_ms / 1e3, return_when=asyncio.FIRST_COMPLETED)

@@ -15,6 +15,7 @@ from forestage.config.schema import (
     RedisConfig,
     ServerConfig,
     StorageConfig,
+    WritesConfig,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RedisConfig",
     "ServerConfig",
     "StorageConfig",
+    "WritesConfig",
     "expected_shards",
     "load",
     "read_token",

@@ -17,7 +17,7 @@ __all__ = ["render"]
 def render(config: Config) -> str:
     """Return every setting, defaults included, as TOML text; passwords read `****`."""
     lines: list[str] = []
-    for name in ("server", "pool", "storage", "prefetch", "lease"):
+    for name in ("server", "pool", "storage", "prefetch", "lease", "writes"):
         _table(getattr(config, name), name, lines)
     for model in config.models:
         lines += ["", "[[models]]", *_pairs(model)]

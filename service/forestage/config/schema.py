@@ -24,6 +24,7 @@ __all__ = [
     "RedisConfig",
     "ServerConfig",
     "StorageConfig",
+    "WritesConfig",
 ]
 
 
@@ -117,6 +118,15 @@ class LeaseConfig(Section):
         return value
 
 
+class WritesConfig(Section):
+    """Pages that engines put into the pool, and their way to L3."""
+
+    expire_ms: Timeout = 30_000
+    max_dirty_fraction: float = Field(default=0.5, gt=0, le=1)
+    max_attempts: int = Field(default=5, ge=1, le=1000)
+    keep_done_ms: Milliseconds = 60_000
+
+
 class Config(Section):
     """All settings of one service."""
 
@@ -125,6 +135,7 @@ class Config(Section):
     storage: StorageConfig = StorageConfig()
     prefetch: PrefetchConfig = PrefetchConfig()
     lease: LeaseConfig = LeaseConfig()
+    writes: WritesConfig = WritesConfig()
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False), AtLeastOne]
 
     def layouts(self) -> tuple[ModelLayout, ...]:

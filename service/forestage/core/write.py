@@ -44,7 +44,7 @@ class WriteSettings:
 
     `max_dirty_fraction` of a component's slots may be lent or dirty at once. `margin_s` after its end the slots of a
     write that expired are used again: its engine may be late. The n-th failed attempt to store a page is followed by
-    the next one after `retry_s * retry_growth ** (n - 1)`.
+    the next one after `retry_s * retry_growth ** (n - 1)`, at most `retry_cap_s`.
     """
 
     max_dirty_fraction: float = 0.5
@@ -54,6 +54,12 @@ class WriteSettings:
     max_attempts: int = 5
     retry_s: float = 1.0
     retry_growth: float = 3.0
+    retry_cap_s: float = 60.0
+
+    def retry_after_s(self, attempts: int) -> float:
+        """Return how long a page waits that was not stored in so many attempts."""
+        # Bounded before the power is taken, which has no bound.
+        return min(self.retry_cap_s, self.retry_s * self.retry_growth ** min(attempts - 1, 64))
 
 
 @dataclass(slots=True, eq=False)

@@ -188,6 +188,8 @@ class Writes:
 
     def adopt(self, pool: ModelPool, pages: Sequence[Sequence[tuple[int, int, bytes]]], now: float) -> None:
         """Queue dirty pages (page, slot, key), by component, that the pool has adopted as resident already."""
+        if not any(pages):
+            return
         write = self._add(pool.layout, [], now)
         write.state = WriteState.COMMITTED
         # Not by page: equal page numbers of different prefixes are different pages.
@@ -201,6 +203,8 @@ class Writes:
 
     def quarantine(self, pool: ModelPool, slots: Sequence[Sequence[int]], now: float) -> None:
         """Keep slots, by component, out of use for as long as an engine may still be writing to them."""
+        if not any(slots):
+            return
         write = self._add(pool.layout, [dict(enumerate(found)) for found in slots], now)
         write.state = WriteState.EXPIRED
         for c, found in enumerate(slots):
@@ -250,8 +254,8 @@ class Writes:
             one.write.lost.add(one.page)
             self._clean(one, now)
             return
-        wait_s = self.settings.retry_s * self.settings.retry_growth ** (one.attempts - 1)
-        self._retries[one] = self._timers.put(now + wait_s, partial(self._retry, one))
+        when = now + self.settings.retry_after_s(one.attempts)
+        self._retries[one] = self._timers.put(when, partial(self._retry, one))
 
     def stop(self) -> None:
         """Begin to stop: what waits for another attempt is due at once. Idempotent."""

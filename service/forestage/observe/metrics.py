@@ -128,6 +128,10 @@ class _EngineCollector:
         yield CounterMetricFamily(
             "forestage_lease_expired", "Leases that ended by time instead of by release", engine.leases.expired
         )
+        writes = CounterMetricFamily("forestage_writes_pages", "Pages asked to write, by their end", labels=["result"])
+        for result, pages in engine.writes.results.items():
+            writes.add_metric([result.value], pages)
+        yield writes
         yield from self._pools()
 
     def _pools(self) -> Iterator[Metric]:
@@ -137,13 +141,14 @@ class _EngineCollector:
         )
         fates: Mapping[str, int] = {"used": 0, "unused": 0}
         for model, pool in self._engine.pools.items():
-            for component, counts, index in zip(pool.layout.components, pool.slots, pool.index, strict=True):
+            for c, component in enumerate(pool.layout.components):
+                counts, index, dirty = pool.slots[c], pool.index[c], pool.dirty(c)
                 by_state = {
                     "free": counts.free,
                     "resident": index.evictable,
-                    "leased": index.held,
+                    "leased": index.held - dirty,  # every dirty page is held
                     "loading": counts.reserved + counts.filling,
-                    "dirty": 0,
+                    "dirty": dirty,
                 }
                 for state, number in by_state.items():
                     slots.add_metric([model, component.name, state], number)

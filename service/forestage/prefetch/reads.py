@@ -79,6 +79,11 @@ class Reads:
         """Calls of the storage that have not returned, those that were given up among them."""
         return len(self._calls)
 
+    @property
+    def delivering(self) -> bool:
+        """Some call of the storage goes on that was not given up."""
+        return self._delivering > 0
+
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Hand the engine's next pages to the storage while it takes more.
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
 from forestage.core.leases import Lease
 from forestage.core.model_pool import ModelPool
 from forestage.core.plan import Plan
-from forestage.core.prefix import PrefixMap
+from forestage.core.write import Write
 from forestage.prefetch.reads import Reads, SlotMemory
+from forestage.prefetch.write_behind import WriteBehind
 from forestage.storage.base import Probe, Storage
 
 __all__ = ["JobObserver", "PrefetchService"]
@@ -29,7 +30,7 @@ class JobObserver(Protocol):
 
 
 class PrefetchService:
-    """Prefetches, lookups and leases for callers on one event loop.
+    """Prefetches, lookups, leases and writes for callers on one event loop.
 
     `run` must be running while requests are taken. All state is the engine's; a task here that is cancelled or
     fails can lose time, but no slot.
@@ -43,14 +44,28 @@ class PrefetchService:
         storage: Storage,
         observer: JobObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
+        write_attempt_s: float = 30.0,
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            engine: called by nobody else from now on.
+            memory: of the slots.
+            region_of: index in `memory` of a model's component.
+            storage: L3.
+            observer: who counts finished jobs.
+            clock: monotonic seconds.
+            write_attempt_s: how long one attempt to store a page may take.
+        """
         self.engine = engine
         self.storage = storage
         self._observer = observer
         self._clock = clock
         self._reads = Reads(engine, memory, region_of, storage, clock, self._progress)
+        self._writes = WriteBehind(engine, memory, region_of, storage, clock, self._progress, attempt_s=write_attempt_s)
         self._probing: dict[Job, asyncio.Task[None]] = {}
         self._waiting: dict[Job, asyncio.Event] = {}
+        self._writers: dict[Write, asyncio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tasks: asyncio.TaskGroup | None = None
@@ -66,6 +81,7 @@ class PrefetchService:
             async with asyncio.TaskGroup() as self._tasks:
                 try:
                     started.set()
+                    self._progress()  # an earlier life may have left pages for L3
                     await self._closing.wait()
                 finally:
                     self._closing.set()  # before the group cancels its tasks: none may be started by their ends
@@ -76,25 +92,34 @@ class PrefetchService:
             self.engine.stop_all(self._clock())
             self._reads.close()
             self._progress()
+            self._wake_writers()
             if self._timer is not None:
                 self._timer.cancel()
 
     async def stop(self, grace_s: float) -> bool:
-        """Settle all jobs with reason `shutdown`, refuse new ones, and end `run`.
+        """Settle all jobs with reason `shutdown`, refuse new ones, write out what is dirty, and end `run`.
 
-        Returns False when reads were still under way after `grace_s` seconds; `run` ends when they do.
+        Returns False when reads or writes were still under way after `grace_s` seconds; `run` ends when they do. What
+        is still dirty then stays so in the pool, for the next start.
         """
         self.engine.stop_all(self._clock())
         self._progress()
         try:
             async with asyncio.timeout(grace_s):
-                while self.engine.live or self._reads.in_flight:
+                while self.engine.live or self._reads.in_flight or self._has_writes():
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            log.warning("reads still under way after the grace of %.1f s: %d", grace_s, self._reads.in_flight)
+            reads, writes = self._reads.in_flight, self._writes.in_flight
+            log.warning("still under way after the grace of %.1f s: %d reads, %d writes", grace_s, reads, writes)
         self._closing.set()
-        return not self._reads.in_flight
+        self._wake_writers()
+        return not self._reads.in_flight and not self._writes.in_flight
+
+    def _has_writes(self) -> bool:
+        """Say whether dirty pages are being written out, or will be."""
+        can_begin = self._tasks is not None and not self._closing.is_set()
+        return self._writes.in_flight > 0 or (can_begin and self.engine.writes.backlog > 0)
 
     # ---- prefetches
 
@@ -141,7 +166,8 @@ class PrefetchService:
         masks: Sequence[bytes | bytearray] | None = None
         host = prefix.reach(resident=True)
         if prefix.largest_boundary(host, resident=True) < len(keys):
-            masks = await self._ask(pool, keys, device_pages, device_pages, prefix)
+            probe = Probe(keys, first_page=device_pages, first_tail=device_pages, known=prefix.known_pages())
+            masks = await self._ask(pool, probe)
         return self.engine.measure(model, keys, device_pages, masks)
 
     def take_lease(
@@ -171,6 +197,59 @@ class PrefetchService:
         """Return where a job's time went so far."""
         return job.timing.spans_ms(self._clock())
 
+    # ---- writes
+
+    async def begin_write(self, model: str, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]]) -> Write:
+        """Reserve slots for pages that are neither resident nor in L3; `tails[c]`: pages that carry a state.
+
+        L3 is asked first; while it cannot be asked, nothing counts as stored. Raises NotFoundError, StoppingError.
+        """
+        pool = self.engine.pool(model)
+        first_page = min(pool.index[c].resident_run(keys, 0) for c in pool.layout.every_page)
+        missing = (page for c, pages in tails.items() for page in pages if pool.index[c].find(keys[page]) < 0)
+        first_tail = min(missing, default=len(keys))
+        masks = None
+        if min(first_page, first_tail) < len(keys):
+            # Also behind the first gap: every page counts here, not only a prefix.
+            known = b"\1" * len(keys)
+            masks = await self._ask(pool, Probe(keys, first_page=first_page, first_tail=first_tail, known=known))
+        write = self.engine.begin_write(model, keys, tails, masks, self._clock())
+        self._progress()
+        return write
+
+    def commit_write(self, write_id: str) -> Write:
+        """Publish the pages of a write; see Engine.commit_write."""
+        write = self.engine.commit_write(write_id, self._clock())
+        self._progress()
+        return write
+
+    def drop_write(self, write_id: str) -> None:
+        """Give the slots of a write back, or forget a committed one. Idempotent."""
+        self.engine.writes.drop(write_id, self._clock())
+        self._progress()
+
+    def find_write(self, write_id: str) -> Write:
+        """Return a write that is open or committed; raises NotFoundError, GoneError."""
+        return self.engine.writes.find(write_id, self._clock())
+
+    async def wait_for_write(self, write: Write) -> None:
+        """Return when every page of a write is durable or failed, when it ends otherwise, or when the service stops.
+
+        Leaving early changes nothing.
+        """
+        if not write.settled and not self._closing.is_set():
+            await self._writers.setdefault(write, asyncio.Event()).wait()
+
+    def _wake_writers(self) -> None:
+        """Nothing becomes durable any more."""
+        for waiting in self._writers.values():
+            waiting.set()
+        self._writers.clear()
+
+    def write_remaining_ms(self, write: Write) -> int:
+        """Return how long a write may still be committed."""
+        return max(0, int((write.expires_at - self._clock()) * 1e3))
+
     # ---- effects of the engine
 
     def _progress(self) -> None:
@@ -184,8 +263,13 @@ class PrefetchService:
                     # However the task ends, the job must not wait for an answer that will never come.
                     task.add_done_callback(partial(self._probe_answered, job, None))
             self._reads.start(self._tasks)
+            self._writes.start(self._tasks, reading=self._reads.delivering)
         while engine.finished:
             self._announce(engine.finished.popleft())
+        while engine.writes.settled:
+            waiting = self._writers.pop(engine.writes.settled.popleft(), None)
+            if waiting is not None:
+                waiting.set()
         self._arm_timer()
         self._idle.set()
 
@@ -203,18 +287,16 @@ class PrefetchService:
         pool, keys, device_pages = self.engine.pool(job.layout.name), job.keys, job.request.device_pages
         prefix = pool.survey(keys, device_pages, None)
         # What the job holds cannot go while L3 answers; what is merely resident can, so L3 is asked for it too.
-        self._probe_answered(job, await self._ask(pool, keys, job.contiguous, device_pages, prefix))
+        probe = Probe(keys, first_page=job.contiguous, first_tail=device_pages, known=prefix.known_pages())
+        self._probe_answered(job, await self._ask(pool, probe))
 
     def _probe_answered(self, job: Job, masks: Sequence[bytes | bytearray] | None, *_: object) -> None:
         if self._probing.pop(job, None) is not None:
             self.engine.probe_answered(job, masks, self._clock())
             self._progress()
 
-    async def _ask(
-        self, pool: ModelPool, keys: Sequence[bytes], first_page: int, device_pages: int, prefix: PrefixMap
-    ) -> Sequence[bytes | bytearray] | None:
-        """Ask L3 for what is not resident; None if it could not be asked."""
-        probe = Probe(keys, first_page=first_page, first_tail=device_pages, known=prefix.known_pages())
+    async def _ask(self, pool: ModelPool, probe: Probe) -> Sequence[bytes | bytearray] | None:
+        """Ask L3; None if it could not be asked."""
         try:
             return (await self.storage.probe(pool.layout, probe)).masks
         except StorageUnavailableError:

@@ -1,0 +1,95 @@
+"""The routes of writes: reserve slots, commit or drop them, and see what of them is in L3."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from forestage.api.codec import answer, read_body
+from forestage.api.context import Context
+from forestage.api.describe import describe_progress, describe_write
+from forestage.api.keys import parse_keys
+from forestage.api.schemas import (
+    MAX_WAIT_MS,
+    Problem,
+    WriteAnswer,
+    WriteBody,
+    WriteCounts,
+    check,
+    problem_answers,
+    request_schema,
+)
+from forestage.api.waiting import wait_for_write
+from forestage.core.errors import BadRequestError
+from forestage.core.layout import ModelLayout
+from forestage.core.write import WriteState
+
+__all__ = ["build_writes"]
+
+WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many milliseconds for all to be in L3")]
+
+
+def build_writes(context: Context) -> APIRouter:
+    """Build `/v1/writes` over a running service."""
+    unauthorized = {"model": Problem, "description": "no valid bearer token"}
+    router = APIRouter(prefix="/v1/writes", responses={401: unauthorized})
+    config, service = context.config, context.service
+
+    @router.post(
+        "",
+        summary="Reserve slots for pages that the caller will put there",
+        status_code=201,
+        response_model=WriteAnswer,
+        responses=problem_answers(400, 404, 413, 415, 422, 503),
+        openapi_extra=request_schema(WriteBody),
+    )
+    async def begin_write(request: Request) -> Response:
+        raw = await read_body(request, config.server.max_body_bytes)
+        keys = parse_keys(raw.pop("keys", None), raw.pop("key_bytes", None), config.prefetch.max_pages)
+        body = check(WriteBody, raw)
+        tails = _by_component(service.engine.pool(body.model).layout, body.tails, len(keys))
+        write = await service.begin_write(body.model, keys, tails)
+        place = {"instance": context.pool.instance, "generation": context.pool.generation}
+        return answer(request, {**describe_write(write, service.write_remaining_ms(write)), **place}, 201)
+
+    @router.post(
+        "/{write_id}/commit",
+        summary="Publish the pages of a write: resident now, in L3 behind",
+        response_model=WriteCounts,
+        responses=problem_answers(404, 410),
+    )
+    async def commit_write(request: Request, write_id: str) -> Response:
+        return answer(request, describe_progress(service.commit_write(write_id)))
+
+    @router.get(
+        "/{write_id}",
+        summary="Say what of a write is in L3, at once or when all of it is",
+        response_model=WriteCounts,
+        responses=problem_answers(404, 410, 422),
+    )
+    async def get_write(request: Request, write_id: str, wait_ms: WaitMs = 0) -> Response:
+        write = service.find_write(write_id)
+        await wait_for_write(service, write, wait_ms, request.receive)
+        if write.state is WriteState.EXPIRED:
+            service.find_write(write_id)  # says how it ended
+        return answer(request, describe_progress(write))
+
+    @router.delete("/{write_id}", summary="Give the slots of a write back, or forget a committed one", status_code=204)
+    async def drop_write(write_id: str) -> Response:
+        service.drop_write(write_id)
+        return Response(status_code=204)
+
+    return router
+
+
+def _by_component(layout: ModelLayout, tails: Mapping[str, Sequence[int]], num_pages: int) -> dict[int, list[int]]:
+    """Return page indexes by index of their tail component; raises BadRequestError."""
+    component_of = {layout.components[c].name: c for c in layout.tails}
+    by_component = {}
+    for name, pages in tails.items():
+        if name not in component_of:
+            raise BadRequestError(f"tails: {name[:64]} is no tail component of this model")
+        if len(set(pages)) != len(pages) or any(page >= num_pages for page in pages):
+            raise BadRequestError(f"tails.{name}: must be different page indexes below {num_pages}")
+        by_component[component_of[name]] = list(pages)
+    return by_component

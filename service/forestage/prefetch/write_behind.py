@@ -1,0 +1,111 @@
+"""Dirty pages on their way from the pool to L3.
+
+Law: a page is borrowed from the engine and given back exactly once, however its storage call ends: returned, raised,
+late or cancelled (begun or not); until then its slot stays dirty and held, since the storage may still be reading it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from forestage.core.engine import Engine
+from forestage.core.errors import StorageUnavailableError
+from forestage.core.write import PageWrite
+from forestage.prefetch.reads import SlotMemory
+from forestage.storage.base import Storage
+
+__all__ = ["WriteBehind"]
+
+log = logging.getLogger("forestage.writes")
+
+_AT_ONCE = 2
+_BESIDE_READS = 1  # reads go first, but writes must not wait for ever
+_MOST_LATE = 4  # calls that hang; with more of them the storage is left alone
+
+
+class WriteBehind:
+    """Keeps a few writes going. `on_progress` is called on the loop after each change."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: SlotMemory,
+        region_of: Callable[[str, int], int],
+        storage: Storage,
+        clock: Callable[[], float],
+        on_progress: Callable[[], None],
+        attempt_s: float,
+    ) -> None:
+        """Write nothing yet; `attempt_s` seconds after its begin an attempt to store a page has failed."""
+        self._engine = engine
+        self._memory = memory
+        self._region_of = region_of
+        self._storage = storage
+        self._clock = clock
+        self._on_progress = on_progress
+        self._attempt_s = attempt_s
+        self._calls: set[PageWrite] = set()
+        self._late: set[PageWrite] = set()
+        self._is_failing = False
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of the storage that have not returned, late ones among them."""
+        return len(self._calls)
+
+    def start(self, tasks: asyncio.TaskGroup, *, reading: bool) -> None:
+        """Hand dirty pages to the storage while it may have more; `reading` says that reads are under way.
+
+        Calls that are late do not count, until there are too many: a few that hang must not keep all others waiting.
+        """
+        at_once = _BESIDE_READS if reading else _AT_ONCE
+        while len(self._calls) - len(self._late) < at_once and len(self._late) < _MOST_LATE:
+            one = self._engine.writes.next_page()
+            if one is None:
+                return
+            self._calls.add(one)
+            task = tasks.create_task(self._write(one))
+            # A task that is cancelled before its first step never comes to its own clean-up.
+            task.add_done_callback(partial(self._end, one, False))
+
+    async def _write(self, one: PageWrite) -> None:
+        layout, stored = one.write.layout, False
+        late = asyncio.get_running_loop().call_later(self._attempt_s, self._be_late, one)
+        try:
+            views = self._memory.shard_views(self._region_of(layout.name, one.component), one.slot)
+            # Being late only asks the storage to stop: it returns when it has let go of the slot.
+            async with asyncio.timeout(self._attempt_s):
+                await self._storage.write(layout, one.component, one.key, views)
+            stored = True
+        except (StorageUnavailableError, OSError) as error:  # TimeoutError is an OSError
+            self._note_failure(error)
+        except Exception:
+            log.exception("a storage raised in an unexpected way; the page counts as not stored")
+        finally:
+            late.cancel()
+            self._end(one, stored)
+
+    def _be_late(self, one: PageWrite) -> None:
+        self._late.add(one)
+        self._on_progress()
+
+    def _end(self, one: PageWrite, stored: bool, *_: object) -> None:
+        """Give a page back to the engine. Idempotent."""
+        if one not in self._calls:
+            return
+        self._calls.discard(one)
+        self._late.discard(one)
+        if stored:
+            self._engine.writes.stored(one, self._clock())
+            if self._is_failing:
+                self._is_failing = False
+                log.info("storage %s takes pages again", self._storage.kind)
+        else:
+            self._engine.writes.not_stored(one, self._clock())
+        self._on_progress()
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._is_failing:  # once an outage, not once a page
+            self._is_failing = True
+            log.warning("storage %s does not take a page: %s", self._storage.kind, str(error) or "too late")
