@@ -20,7 +20,14 @@ one_service = pytest.mark.asyncio(loop_scope="module")
 
 MEDIA = {"json": "application/json", "msgpack": "application/msgpack", "text/plain": "text/plain"}
 #: Slugs that are not those of a class, and classes whose slug no caller sees.
-FURTHER = {"unknown-model": 404, "unknown-job": 404, "duplicate-key": 422, "pool-unlinked": 503}
+FURTHER = {
+    "unknown-model": 404,
+    "unknown-job": 404,
+    "unknown-write": 404,
+    "write-gone": 410,
+    "duplicate-key": 422,
+    "pool-unlinked": 503,
+}
 UNSEEN = (StartError, StorageUnavailableError)
 
 
@@ -72,7 +79,7 @@ async def test_an_example(service: Live, row: tuple[str, ...]) -> None:
 
 @one_service
 async def test_deletes_of_nothing(service: Live) -> None:
-    for path in ("/v1/prefetch/nobody", "/v1/leases/nobody"):
+    for path in ("/v1/prefetch/nobody", "/v1/leases/nobody", "/v1/writes/nobody"):
         assert (await service.http.delete(path)).status_code == 204
 
 

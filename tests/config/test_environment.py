@@ -40,6 +40,10 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_LEASE__DEFAULT_MS", "1000", "lease.default_ms", 1000),
     ("FORESTAGE_LEASE__MAX_MS", "30000", "lease.max_ms", 30000),
     ("FORESTAGE_LEASE__MAX_PINNED_FRACTION", "5e-1", "lease.max_pinned_fraction", 0.5),
+    ("FORESTAGE_WRITES__EXPIRE_MS", "5000", "writes.expire_ms", 5000),
+    ("FORESTAGE_WRITES__MAX_DIRTY_FRACTION", "0.25", "writes.max_dirty_fraction", 0.25),
+    ("FORESTAGE_WRITES__MAX_ATTEMPTS", "9", "writes.max_attempts", 9),
+    ("FORESTAGE_WRITES__KEEP_DONE_MS", "0", "writes.keep_done_ms", 0),
 ]
 
 WRONG = [
