@@ -1,6 +1,6 @@
 """What CONTRACT sections 1 to 3 say about one prefix, computed the slow way: sets and loops, page by page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forestage.core.job import Job, Lengths, Reason
@@ -8,7 +8,16 @@ from forestage.core.layout import ModelLayout
 from forestage.core.leases import Lease
 from support.engine_driver import EngineDriver
 
-__all__ = ["Expected", "check_shortfall", "expect_plan", "is_boundary", "largest_usable", "needed_keys"]
+__all__ = [
+    "Expected",
+    "check_shortfall",
+    "expect_plan",
+    "expect_write",
+    "is_boundary",
+    "kept_for_writes",
+    "largest_usable",
+    "needed_keys",
+]
 
 There = Callable[[int, int], bool]
 
@@ -76,6 +85,12 @@ class _Pool:
             for lease in driver.engine.leases:
                 if lease not in without:
                     held.update(lease.slots[c])
+            for write in driver.engine.writes:
+                if write.held:
+                    held.update(write.held[c].values())
+        self.unsettled = [len(log.lent) + len(log.dirty) for log in driver.logs]
+        kept = kept_for_writes(driver)
+        self.left_to_writes = [max(0, n - used) for n, used in zip(kept, self.unsettled, strict=True)]
 
     def resident(self, c: int, page: int) -> bool:
         return self.keys[page] in self.slot_of[c]
@@ -85,7 +100,7 @@ class _Pool:
             taken = {self.slot_of[c][key] for key in needed if key in self.slot_of[c]} - self.held[c]
             to_read = sum(key not in self.slot_of[c] and key not in self.coming[c] for key in needed)
             pinned = len(self.held[c]) + self.in_use[c] + len(taken) + to_read
-            if pinned > self.may_be_pinned[c] and (taken or to_read):
+            if pinned > self.may_be_pinned[c] - self.left_to_writes[c] and (taken or to_read):
                 return False
         return True
 
@@ -130,6 +145,45 @@ def largest_usable(
     """Return the largest boundary at most `limit` that could be leased now, `lease` not standing in its way."""
     pool = _Pool(driver, keys, device_pages, without=[lease])
     return pool.largest(min(limit, _longest(driver.layout, device_pages, len(keys), pool.resident)), pool.resident)
+
+
+def kept_for_writes(driver: EngineDriver) -> list[int]:
+    """Return how many slots of each component are beyond the reach of prefetches as long as no write uses any."""
+    kept = []
+    for capacity in driver.capacities:
+        may_be_pinned = max(1, int(capacity * driver.pinned_fraction))
+        kept.append(min(int(capacity * driver.write_reserve), may_be_pinned - 1))
+    return kept
+
+
+def expect_write(
+    driver: EngineDriver, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]], asked: bool
+) -> tuple[int, list[int], list[set[int]]]:
+    """Say what a write of a prefix would get now: granted pages, those that need nothing, and by component what else.
+
+    `asked` says that L3 can say what it has.
+    """
+    pool, layout = _Pool(driver, keys, 0, without=[]), driver.layout
+    wanted: list[set[int]] = []
+    pinned: list[int] = []
+    for c, component in enumerate(layout.components):
+        named = set(tails.get(c, ())) if component.is_tail else set(range(len(keys)))
+        resident = {page for page in named if pool.resident(c, page)}
+        wanted.append({page for page in named - resident if not (asked and (c, keys[page]) in driver.stored)})
+        pinned.append(len(pool.held[c] | {pool.slot_of[c][keys[page]] for page in resident}) + pool.in_use[c])
+
+    def fits(length: int) -> bool:
+        for c, pages in enumerate(wanted):
+            number = sum(page < length for page in pages)
+            may_be_dirty = max(1, int(driver.capacities[c] * driver.settings.writes.max_dirty_fraction))
+            too_many = number + pool.unsettled[c] > may_be_dirty or number + pinned[c] > pool.may_be_pinned[c]
+            if number and too_many:
+                return False
+        return True
+
+    granted = max(length for length in range(len(keys) + 1) if fits(length))
+    stored = [page for page in range(len(keys)) if not any(page in pages for pages in wanted)]
+    return granted, stored, [{page for page in pages if page < granted} for pages in wanted]
 
 
 def check_shortfall(lengths: Lengths, shortfall: dict[Reason, int], *, granted: bool, unavailable: bool) -> None:

@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forestage.core.engine import EngineSettings
-from forestage.core.errors import CapacityError, ConflictError, GoneError
+from forestage.core.errors import CapacityError, ConflictError, GoneError, NotFoundError
 from forestage.core.job import Job, JobState, Lengths, Outcome, PrefetchRequest, Reason
 from forestage.core.layout import Component, Covers
 from forestage.core.leases import Lease
 from forestage.core.loads import Load
-from model.oracle import expect_plan, needed_keys
+from forestage.core.write import WriteSettings
+from model.oracle import expect_plan, expect_write, kept_for_writes, needed_keys
 from model.watching import Watched, Watcher
+from model.writing import Writing
 from support.engine_driver import EngineDriver, chain, model_of
 
 EXAMPLES = os.environ.get("FORESTAGE_MODEL_EXAMPLES")
@@ -67,6 +69,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1 << 40, 1 << 40, 3000, 600]),
         queue_limit=st.sampled_from([8, 1, 0]),
         settle_s=st.sampled_from([0.02, 0.0]),
+        write_reserve=st.sampled_from([0.0, 0.0, 0.3]),
+        may_be_dirty=st.sampled_from([1.0, 1.0, 0.5]),
+        attempts=st.sampled_from([1, 2, 5]),
         forks=st.tuples(st.integers(0, MAX_PAGES), st.integers(0, MAX_PAGES)),
         absent=st.sets(st.integers(0, 3 * MAX_PAGES * 3 - 1), max_size=6),
         states=st.tuples(STATES, STATES, st.sampled_from(["all", "many", "half"])),
@@ -79,6 +84,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget: int,
         queue_limit: int,
         settle_s: float,
+        write_reserve: float,
+        may_be_dirty: float,
+        attempts: int,
         forks: tuple[int, int],
         absent: set[int],
         states: tuple[int, int, str],
@@ -89,16 +97,28 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver = EngineDriver(
             model_of(*parts),
             capacities[: len(parts)],
-            EngineSettings(budget, queue_limit, settle_s, keep_done_s=60.0, max_lease_s=100.0),
+            EngineSettings(
+                budget,
+                queue_limit,
+                settle_s,
+                keep_done_s=60.0,
+                max_lease_s=100.0,
+                writes=WriteSettings(may_be_dirty, max_attempts=attempts),
+            ),
             pinned_fraction,
+            write_reserve,
         )
-        self.engine = self.driver.engine
         self.places = [(c, key) for c in range(len(parts)) for keys in self.chains for key in keys]
         there = {"all": -1, "many": states[0] | states[1], "half": states[0]}[states[2]]
         for number, (c, key) in enumerate(self.places):
             if there >> number & 1 if parts[c].is_tail else number not in absent:
                 self.driver.stored.add((c, key))
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        self.engine = self.driver.engine
         self.watcher = Watcher(self.driver)
+        self.writing = Writing(self.driver)
         self.asked: list[tuple[Job, list[bytearray]]] = []
 
     # ---- requests
@@ -243,6 +263,72 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.end_read_as(load, failure, untouched=untouched)
         self._look()
 
+    # ---- writes
+
+    @rule(number=INDEX, length=LENGTH, states=st.lists(INDEX, max_size=4), asked=st.sampled_from([True, True, False]))
+    def begin_write(self, number: int, length: int, states: list[int], asked: bool) -> None:
+        keys = self._keys(number, length)
+        # In whatever order: pages are told as they were asked.
+        pages = list(dict.fromkeys(state % length for state in states)) if length else []
+        tails = dict.fromkeys(self.driver.layout.tails, pages)
+        granted, stored, lent = expect_write(self.driver, keys, tails, asked)
+        before = [driver_log.lent.copy() for driver_log in self.driver.logs]
+        write = self.driver.begin_write(keys, tails, asked=asked)
+        assert (write.granted, list(write.stored)) == (granted, stored)
+        assert (write.reason is None) == (granted == length)
+        assert [set(slots) for slots in write.slots] == lent
+        for c, log in enumerate(self.driver.logs):
+            assert log.lent - before[c] == set(write.slots[c].values())
+            shown = write.slots_of(c)
+            assert shown == [write.slots[c].get(page) for page in (pages if c in tails else range(length))]
+        self.writing.open.append(write)
+        self._look()
+
+    @precondition(lambda self: self.writing.open)
+    @rule(index=INDEX, how=st.sampled_from(["commit", "commit", "commit", "drop"]))
+    def end_write(self, index: int, how: str) -> None:
+        """Commit or drop a write, in time or too late."""
+        write = self.writing.open.pop(index % len(self.writing.open))
+        if how == "drop":
+            for _ in range(2):
+                self.engine.writes.drop(write.id, self.driver.now)
+            assert not self.writing.lent_to(write)
+        elif write.expires_at <= self.driver.now:
+            with pytest.raises((GoneError, NotFoundError)):
+                self.driver.commit(write)
+        else:
+            new, duplicates = self.writing.expect_commit(write)
+            for c, _, _, slot in new:
+                self.watcher.page_written(c, slot)
+            self.driver.commit(write)
+            assert self.driver.commit(write) is write
+            assert write.committed == len({page for _, page, _, _ in new})
+            assert write.duplicate == len(duplicates)
+            self.writing.committed(write, new)
+            self.watcher.look(single=False)
+        self._look()
+
+    @rule(pages=st.integers(1, 3))
+    def hand_out_dirty(self, pages: int) -> None:
+        for _ in range(pages):
+            self.writing.hand_out()
+
+    @precondition(lambda self: self.writing.in_flight)
+    @rule(index=INDEX, well=st.sampled_from([True, True, True, False]))
+    def end_write_out(self, index: int, well: bool) -> None:
+        self.writing.end(index, well=well)
+        self._look()
+
+    @precondition(lambda self: any(index for index in self.driver.pool.index))
+    @rule(chance=st.sampled_from([True, False, False, False]))
+    def kill(self, chance: bool) -> None:
+        """End this life without any notice, and begin the next one with what readers can see."""
+        if chance:
+            dirty = self.writing.dirty()
+            self.driver.restart()
+            self._begin_life()
+            self.writing.adopted(dirty)
+
     def _look(self) -> None:
         """See what an event has done, and let L3 hear what is asked now, as it is now."""
         self.watcher.look()
@@ -332,6 +418,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.watcher.check_leased_slots()
         self.watcher.check_held_slots()
         self.watcher.check_cuts()
+        self.writing.check()
 
     # ---- the end
 
@@ -348,6 +435,8 @@ class EngineMachine(RuleBasedStateMachine):
             self._look()
         self._drain()
         assert not self.engine.live  # without a tick: progress needs no time and no other traffic
+        driver.advance(200.0)  # open writes and leases end, and what L3 did not take is tried again
+        self.writing.drain()
         driver.advance(200.0)
         driver.check_idle()
         self._look()
@@ -371,7 +460,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _prefetch_all_that_fits(self) -> None:
         driver = self.driver
-        limits = [max(1, int(capacity * driver.pinned_fraction)) for capacity in driver.capacities]
+        limits = [
+            max(1, int(capacity * driver.pinned_fraction)) - kept
+            for capacity, kept in zip(driver.capacities, kept_for_writes(driver), strict=True)
+        ]
         length = min(
             limit
             for c, limit in zip(driver.layout.components, limits, strict=True)

@@ -67,10 +67,15 @@ class Watcher:
         for job in load.subscribers:
             self.by_job[job].brought.add((*place, self._published[place]))
 
-    def look(self) -> None:
-        """See how every job stands; call it after each single event."""
+    def page_written(self, component: int, slot: int) -> None:
+        """A commit is about to publish a slot: what it held before is not there any more."""
+        place = (component, slot)
+        self._published[place] = self._published.get(place, 0) + 1
+
+    def look(self, *, single: bool = True) -> None:
+        """See how every job stands; call it after each event. One that publishes many pages is not a `single` one."""
         ended = [watched for watched in self.jobs if watched.final is None and watched.job.done]
-        if len(ended) == 1 and ended[0].job.outcome is not Outcome.CANCELLED:
+        if single and len(ended) == 1 and ended[0].job.outcome is not Outcome.CANCELLED:
             self._check_that_no_more_could_be_had(ended[0])
         for watched in self.jobs:
             job = watched.job

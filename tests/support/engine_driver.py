@@ -21,6 +21,7 @@ class SlotLog:
     def __init__(self, capacity: int) -> None:
         self.visible: list[bytes | None] = [None] * capacity
         self.filling = [False] * capacity
+        self.page = [0] * capacity
         self.lent: set[int] = set()
         self.dirty: set[int] = set()
 
@@ -34,7 +35,7 @@ class SlotLog:
     def publish(self, slot: int, key: bytes, page: int = 0, dirty: bool = False) -> None:
         assert self.filling[slot]
         assert dirty == (slot in self.lent)
-        self.visible[slot], self.filling[slot] = key, False
+        self.visible[slot], self.filling[slot], self.page[slot] = key, False, page
         self.lent.discard(slot)
         if dirty:
             self.dirty.add(slot)
@@ -115,6 +116,24 @@ class EngineDriver:
         self.stalled: list[Load] = []
         self.reads: list[tuple[int, bytes]] = []
         self.sequence = 0
+
+    def restart(self) -> None:
+        """Lose all but what readers can see, as a kill does, and start anew from that."""
+        for log in self.logs:
+            for slot, filling in enumerate(log.filling):
+                if filling and slot not in log.lent:
+                    log.clear(slot)
+        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve)
+        self.engine = Engine({self.layout.name: self.pool}, self.settings)
+        self.in_flight, self.stalled = [], []
+        dirty: list[list[tuple[int, int, bytes]]] = []
+        for c, log in enumerate(self.logs):
+            kept = [(log.page[slot], slot, key) for slot, key in enumerate(log.visible) if key is not None]
+            kept.sort(reverse=True)
+            self.pool.adopt(c, [(slot, key) for _, slot, key in kept])
+            dirty.append([(page, slot, key) for page, slot, key in kept if slot in log.dirty])
+        self.engine.writes.adopt(self.pool, dirty, self.now)
+        self.engine.writes.quarantine(self.pool, [sorted(log.lent) for log in self.logs], self.now)
 
     def store(self, keys: Sequence[bytes], tails: Iterable[tuple[int, Iterable[int]]] = ()) -> None:
         """Put every_page pages of a prefix into L3, and tail states at prefix lengths (component, lengths)."""
