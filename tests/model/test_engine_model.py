@@ -265,8 +265,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ---- writes
 
-    @rule(number=INDEX, length=LENGTH, states=st.lists(INDEX, max_size=4), asked=st.sampled_from([True, True, False]))
-    def begin_write(self, number: int, length: int, states: list[int], asked: bool) -> None:
+    @rule(
+        numbers=st.lists(INDEX, min_size=1, max_size=2),
+        length=LENGTH,
+        states=st.lists(INDEX, max_size=4),
+        asked=st.sampled_from([True, False, False]),
+    )
+    def begin_writes(self, numbers: list[int], length: int, states: list[int], asked: bool) -> None:
+        """Reserve for one writer, or for two whose pages may be the same."""
+        for number in numbers:
+            self._begin_write(number, length, states, asked)
+
+    def _begin_write(self, number: int, length: int, states: list[int], asked: bool) -> None:
         keys = self._keys(number, length)
         # In whatever order: pages are told as they were asked.
         pages = list(dict.fromkeys(state % length for state in states)) if length else []
