@@ -315,7 +315,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert write.committed == len({page for _, page, _, _ in new})
             assert write.duplicate == len(duplicates)
             self.writing.committed(write, new)
-            self.watcher.look(single=False)
         self._look()
 
     @rule(pages=st.integers(1, 3))

@@ -72,10 +72,10 @@ class Watcher:
         place = (component, slot)
         self._published[place] = self._published.get(place, 0) + 1
 
-    def look(self, *, single: bool = True) -> None:
-        """See how every job stands; call it after each event. One that publishes many pages is not a `single` one."""
+    def look(self) -> None:
+        """See how every job stands; call it after each single event."""
         ended = [watched for watched in self.jobs if watched.final is None and watched.job.done]
-        if single and len(ended) == 1 and ended[0].job.outcome is not Outcome.CANCELLED:
+        if len(ended) == 1 and ended[0].job.outcome is not Outcome.CANCELLED:
             self._check_that_no_more_could_be_had(ended[0])
         for watched in self.jobs:
             job = watched.job
