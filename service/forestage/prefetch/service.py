@@ -44,7 +44,7 @@ class PrefetchService:
         storage: Storage,
         observer: JobObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
-        write_attempt_s: float = 30.0,
+        write_attempt_s: float = 60.0,
     ) -> None:
         """Start nothing yet.
 
@@ -55,7 +55,7 @@ class PrefetchService:
             storage: L3.
             observer: who counts finished jobs.
             clock: monotonic seconds.
-            write_attempt_s: how long one attempt to store a page may take.
+            write_attempt_s: how long one attempt to store a page may take, if the storage does not end it sooner.
         """
         self.engine = engine
         self.storage = storage
