@@ -129,6 +129,29 @@ def test_without_l3_what_is_resident_is_still_given() -> None:
     assert driver.shown(job) == [keys[:3]]
 
 
+@pytest.mark.parametrize(
+    ("resident", "unasked_from", "reason"),
+    [
+        (0, 5, Reason.STORAGE_UNAVAILABLE),
+        (0, 6, Reason.NOT_STORED),
+        (6, 5, Reason.NOT_STORED),
+        (6, 6, Reason.STORAGE_UNAVAILABLE),
+    ],
+)
+def test_where_a_part_of_l3_is_silent_the_rest_is_unavailable(resident: int, unasked_from: int, reason: Reason) -> None:
+    keys = chain("a", 8)
+    driver = EngineDriver(kv_model(), [8])
+    driver.store(keys)
+    if resident:
+        driver.release(driver.prefetch(keys[:resident]))
+    job = driver.submit(keys)
+    masks = [bytearray(b"\1" * 5 + b"\0" * 3)]
+    driver.engine.probe_answered(driver.engine.probes.popleft(), masks, driver.now, unasked_from)
+    driver.run()
+    length = max(resident, 5)
+    assert (job.ready, job.shortfall) == (length, {reason: 8 - length})
+
+
 def test_without_l3_the_reads_of_others_still_count() -> None:
     keys = chain("a", 8)
     driver = EngineDriver(kv_model(), [8])

@@ -124,7 +124,13 @@ async def test_a_node_that_is_gone_is_a_matter_of_its_pages(nodes: StubCluster, 
     first = next(at for at, page in enumerate(PAGES) if nodes.number_of(name(page)) == lost)
     nodes.nodes[lost].refuse()
     assert await read(storage) == everywhere_but(nodes, lost, ERROR)
-    assert await probe(storage) == "1" * first + "0" * (30 - first)
+    answer = await ask(storage, MODEL, PAGES)
+    assert (bits(answer.masks[KV]), answer.unasked_from) == ("1" * first + "0" * (30 - first), first)
+    assert (await ask(storage, MODEL, PAGES[:first])).unasked_from is None
+    # What one of the others says is missing is missing, whoever is silent behind it.
+    absent = next(key for key in keys(99)[30:] if nodes.number_of(name(key)) != lost)
+    answer = await ask(storage, MODEL, [*PAGES[:first], absent, *PAGES[first:]])
+    assert (answer.unasked_from, bits(answer.masks[KV])) == (None, "1" * first + "0" * (31 - first))
     with pytest.raises(StorageUnavailableError):
         await store(storage, MODEL, KV, PAGES[first])
     await store(storage, MODEL, KV, PAGES[0 if first else 1])

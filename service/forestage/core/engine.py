@@ -188,15 +188,19 @@ class Engine:
 
     # ---- what happened outside
 
-    def probe_answered(self, job: Job, masks: Masks | None, now: float) -> None:
-        """L3 said what is there (one mask a component), or could not be asked (None). A late answer is ignored."""
+    def probe_answered(self, job: Job, masks: Masks | None, now: float, unasked_from: int | None = None) -> None:
+        """L3 said what is there (one mask a component), or could not be asked (None). A late answer is ignored.
+
+        `unasked_from` is the page at which the answer ends because a part of L3 is silent.
+        """
         if job.state is not JobState.PROBING:
             return
-        if masks is None:
-            job.span_reason = Reason.STORAGE_UNAVAILABLE
-        else:
+        if masks is not None:
             job.masks = [bytearray(mask) for mask in masks]
-        self._grant(job, self._survey(job, job.masks), now)
+        prefix = self._survey(job, job.masks)
+        if masks is None or prefix.reach() == unasked_from:
+            job.span_reason = Reason.STORAGE_UNAVAILABLE
+        self._grant(job, prefix, now)
         self._admit(now)
 
     def next_batch(self, batch_bytes: int) -> tuple[ModelLayout, list[Load]] | None:

@@ -22,8 +22,8 @@ __all__ = ["Reads", "SlotMemory"]
 
 log = logging.getLogger("forestage.prefetch")
 
-# Pages are taken in so often while they come: one at a time, the reader threads and the loop would only wake each other.
-# The end of a batch is taken in at once.
+# Pages are taken in so often while they come: one at a time, the reader threads and the loop would only wake each
+# other. The end of a batch is taken in at once.
 _TAKE_EVERY_S = 0.001
 
 _FAILURES = {

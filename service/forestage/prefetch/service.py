@@ -16,7 +16,7 @@ from forestage.core.plan import Plan
 from forestage.core.write import Write
 from forestage.prefetch.reads import Reads, SlotMemory
 from forestage.prefetch.write_behind import WriteBehind
-from forestage.storage.base import Probe, Storage
+from forestage.storage.base import Presence, Probe, Storage
 
 __all__ = ["JobObserver", "PrefetchService"]
 
@@ -167,7 +167,8 @@ class PrefetchService:
         host = prefix.reach(resident=True)
         if prefix.largest_boundary(host, resident=True) < len(keys):
             probe = Probe(keys, first_page=device_pages, first_tail=device_pages, known=prefix.known_pages())
-            masks = await self._ask(pool, probe)
+            presence = await self._ask(pool, probe)
+            masks = None if presence is None else presence.masks
         return self.engine.measure(model, keys, device_pages, masks)
 
     def take_lease(
@@ -212,7 +213,9 @@ class PrefetchService:
         if min(first_page, first_tail) < len(keys):
             # Also behind the first gap: every page counts here, not only a prefix.
             known = b"\1" * len(keys)
-            masks = await self._ask(pool, Probe(keys, first_page=first_page, first_tail=first_tail, known=known))
+            probe = Probe(keys, first_page=first_page, first_tail=first_tail, known=known)
+            presence = await self._ask(pool, probe)
+            masks = None if presence is None else presence.masks
         write = self.engine.begin_write(model, keys, tails, masks, self._clock())
         self._progress()
         return write
@@ -290,15 +293,16 @@ class PrefetchService:
         probe = Probe(keys, first_page=job.contiguous, first_tail=device_pages, known=prefix.known_pages())
         self._probe_answered(job, await self._ask(pool, probe))
 
-    def _probe_answered(self, job: Job, masks: Sequence[bytes | bytearray] | None, *_: object) -> None:
+    def _probe_answered(self, job: Job, presence: Presence | None, *_: object) -> None:
         if self._probing.pop(job, None) is not None:
-            self.engine.probe_answered(job, masks, self._clock())
+            masks, unasked_from = (None, None) if presence is None else (presence.masks, presence.unasked_from)
+            self.engine.probe_answered(job, masks, self._clock(), unasked_from)
             self._progress()
 
-    async def _ask(self, pool: ModelPool, probe: Probe) -> Sequence[bytes | bytearray] | None:
+    async def _ask(self, pool: ModelPool, probe: Probe) -> Presence | None:
         """Ask L3; None if it could not be asked."""
         try:
-            return (await self.storage.probe(pool.layout, probe)).masks
+            return await self.storage.probe(pool.layout, probe)
         except StorageUnavailableError:
             return None
         except Exception:
