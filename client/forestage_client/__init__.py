@@ -22,6 +22,7 @@ from forestage_client._errors import (
 )
 from forestage_client._types import (
     Component,
+    Evicted,
     Info,
     Lease,
     Leased,
@@ -29,6 +30,7 @@ from forestage_client._types import (
     Lookup,
     LookupLengths,
     Model,
+    Pinned,
     Pool,
     Prefetch,
     Readiness,
@@ -52,6 +54,7 @@ __all__ = [
     "Conflict",
     "DeadlineExceeded",
     "Encoding",
+    "Evicted",
     "ForestageError",
     "Gone",
     "Info",
@@ -64,6 +67,7 @@ __all__ = [
     "Model",
     "NotFound",
     "PageWriter",
+    "Pinned",
     "Pool",
     "PoolView",
     "Prefetch",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from forestage_client._codec import decode_slots
 from forestage_client._types import (
     Component,
+    Evicted,
     Info,
     Lease,
     Leased,
@@ -17,6 +18,7 @@ from forestage_client._types import (
     Lookup,
     LookupLengths,
     Model,
+    Pinned,
     Pool,
     Prefetch,
     Region,
@@ -25,10 +27,12 @@ from forestage_client._types import (
 )
 
 __all__ = [
+    "read_evicted",
     "read_info",
     "read_leased",
     "read_lookup",
     "read_models",
+    "read_pinned",
     "read_pool",
     "read_prefetch",
     "read_renewed",
@@ -118,6 +122,20 @@ def read_write_status(answer: object) -> WriteStatus:
         failed=_number(status, "failed"),
         duplicate=_number(status, "duplicate", 0),
     )
+
+
+def read_pinned(answer: object) -> Pinned:
+    pinned = _members(answer)
+    return Pinned(
+        id=None if pinned.get("id") is None else _text(pinned, "id"),
+        pages=_lengths(_get(pinned, "pages")),
+        expires_in_ms=_number(pinned, "expires_in_ms"),
+    )
+
+
+def read_evicted(answer: object) -> Evicted:
+    counts = _members(answer)
+    return Evicted(evicted=_number(counts, "evicted"), kept=_number(counts, "kept"))
 
 
 def read_pool(answer: object) -> Pool:

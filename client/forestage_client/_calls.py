@@ -11,7 +11,20 @@ from urllib.parse import quote
 from forestage_client import _answers
 from forestage_client._codec import MEDIA_TYPES, Encoding, Key, decode_body, encode_body
 from forestage_client._errors import ServerFault, error_for
-from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness, Write, WriteStatus
+from forestage_client._types import (
+    Evicted,
+    Info,
+    Lease,
+    Leased,
+    Lookup,
+    Model,
+    Pinned,
+    Pool,
+    Prefetch,
+    Readiness,
+    Write,
+    WriteStatus,
+)
 
 __all__ = [
     "Answer",
@@ -20,6 +33,7 @@ __all__ = [
     "cancel",
     "commit_write",
     "drop_write",
+    "evict",
     "finish",
     "get_prefetch",
     "healthy",
@@ -28,11 +42,13 @@ __all__ = [
     "lookup",
     "metrics",
     "models",
+    "pin",
     "pool",
     "prefetch",
     "ready",
     "release",
     "renew",
+    "unpin",
     "write_status",
 ]
 
@@ -145,16 +161,16 @@ def cancel(request_id: str) -> Call[None]:
     return Call("DELETE", _job_path(request_id), _nothing)
 
 
-def lookup(model: str, keys: Sequence[Key], device_pages: int) -> Call[Lookup]:
-    body = _given(model=model, device_pages=device_pages)
+def lookup(model: str, keys: Sequence[Key], device_pages: int, tenant: str | None) -> Call[Lookup]:
+    body = _given(model=model, device_pages=device_pages, tenant=tenant)
     return Call("POST", "/v1/lookup", _body(_answers.read_lookup), body, keys)
 
 
-def lease(model: str, keys: Sequence[Key], device_pages: int, lease_ms: int | None) -> Call[Leased]:
+def lease(model: str, keys: Sequence[Key], device_pages: int, lease_ms: int | None, tenant: str | None) -> Call[Leased]:
     def read(answer: object) -> Leased:
         return _answers.read_leased(answer, device_pages)
 
-    body = _given(model=model, device_pages=device_pages, lease_ms=lease_ms)
+    body = _given(model=model, device_pages=device_pages, lease_ms=lease_ms, tenant=tenant)
     # A second lease would hold the slots until it expires, with nobody to release it.
     return Call("POST", "/v1/leases", _body(read), body, keys, repeatable=False)
 
@@ -195,6 +211,21 @@ def drop_write(write_id: str) -> Call[None]:
 def write_status(write_id: str, wait_ms: int) -> Call[WriteStatus]:
     query = f"?wait_ms={wait_ms}" if wait_ms else ""
     return Call("GET", _write_path(write_id) + query, _body(_answers.read_write_status), wait_ms=wait_ms)
+
+
+def pin(model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int, tenant: str | None) -> Call[Pinned]:
+    body = _given(model=model, device_pages=device_pages, ttl_ms=ttl_ms, tenant=tenant)
+    # As with a lease, nobody would know the id of a second one.
+    return Call("POST", "/v1/pins", _body(_answers.read_pinned), body, keys, repeatable=False)
+
+
+def unpin(pin_id: str) -> Call[None]:
+    return Call("DELETE", f"/v1/pins/{quote(pin_id, safe=':')}", _nothing)
+
+
+def evict(model: str, keys: Sequence[Key], device_pages: int, tenant: str | None) -> Call[Evicted]:
+    body = _given(model=model, device_pages=device_pages, tenant=tenant)
+    return Call("POST", "/v1/evict", _body(_answers.read_evicted), body, keys)
 
 
 def pool() -> Call[Pool]:

@@ -171,6 +171,16 @@ class FakePool:
                 del shelf.holds[key]
                 shelf.idle[key] = None
 
+    def demote(self, keys: Sequence[bytes], device_pages: int) -> tuple[int, int]:
+        """Let the resident pages that nobody holds go first, the deepest before all; return counts: those, and held."""
+        held = {key for shelf in self.shelves for key in keys[device_pages:] if key in shelf.holds}
+        demoted = set()
+        for shelf in self.shelves:
+            first = [key for key in reversed(keys[device_pages:]) if key in shelf.idle]
+            shelf.idle = dict.fromkeys(first) | shelf.idle
+            demoted.update(first)
+        return len(demoted - held), len(held)
+
     def _reach(self, keys: Sequence[bytes], device_pages: int, present: Present) -> int:
         length = device_pages
         while length < len(keys) and all(present(shelf, keys[length]) for shelf in self._every_page):

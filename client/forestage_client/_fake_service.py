@@ -1,4 +1,4 @@
-"""The routes of the fake service, on decoded bodies: jobs, leases, writes, refusals. No I/O, no clock of its own.
+"""The routes of the fake service, on decoded bodies: jobs, leases, pins, writes, refusals. No I/O, no clock of its own.
 
 Law: a lease that is listed owns one hold on each of its slots; an ended one owns none and is not listed.
 """
@@ -10,17 +10,18 @@ from typing import Any
 
 from forestage_client._codec import decode_keys
 from forestage_client._errors import BadRequest, Conflict, Gone, NotFound, QueueFull, Stopping
-from forestage_client._fake_pool import FakePool, Grant, Hold
+from forestage_client._fake_pool import FakePool, Grant, Hold, Plan
 from forestage_client._fake_writes import FakeWrites
 from forestage_client._types import Model
 
 __all__ = ["FakeJob", "FakeService", "Reply"]
 
-_NUMBERS = ("device_pages", "min_pages", "priority", "deadline_ms", "wait_ms", "lease_ms")
-_PREFIX = {"model", "keys", "key_bytes", "device_pages"}
+_JOB_NUMBERS = ("device_pages", "min_pages", "priority", "deadline_ms", "wait_ms", "lease_ms")
+_NUMBERS = (*_JOB_NUMBERS, "ttl_ms")
+_PREFIX = {"model", "keys", "key_bytes", "device_pages", "tenant"}
+_PREFETCH = {*_PREFIX, *_JOB_NUMBERS, "request_id"}
 _WRITE = {"model", "keys", "key_bytes", "tails", "tenant"}
 _OWNER = {"instance": "fake", "generation": 1}
-_PREFETCH = {*_PREFIX, *_NUMBERS, "request_id", "tenant"}
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,7 @@ class FakeService:
         self.pools = {model.name: FakePool(model, pool_pages) for model in models}
         self.leases: dict[str, FakeLease] = {}
         self.writes = FakeWrites()
+        self.pins: dict[str, FakeLease] = {}
         self._jobs: dict[str, FakeJob] = {}
         self._queue_limit = queue_limit
         self._default_lease_ms = default_lease_ms
@@ -119,6 +121,15 @@ class FakeService:
                 return Reply(204)
             case ("GET", "v1", "writes", write_id):
                 return Reply(200, dict(self.writes.status(write_id)))
+            case ("POST", "v1", "pins"):
+                return self._pin(body)
+            case ("DELETE", "v1", "pins", pin_id):
+                self._end_lease(pin_id, self.pins)
+                return Reply(204)
+            case ("POST", "v1", "evict"):
+                pool, keys, device_pages = self._prefix(body, _PREFIX)
+                evicted, kept = pool.demote(keys, device_pages)
+                return Reply(200, {"model": pool.model.name, "evicted": evicted, "kept": kept})
             case ("GET", "v1", "pool"):
                 return Reply(200, self._describe_pool())
             case ("GET", "v1", "models"):
@@ -165,10 +176,11 @@ class FakeService:
             self._end(job)
 
     def expire(self) -> None:
-        """End the leases and writes whose time is over."""
+        """End the leases, pins and writes whose time is over."""
         self.writes.expire(self.now_s)
-        for lease in [lease for lease in self.leases.values() if lease.expires_s <= self.now_s]:
-            self._end_lease(lease.id)
+        for table in (self.leases, self.pins):
+            for lease in [lease for lease in table.values() if lease.expires_s <= self.now_s]:
+                self._end_lease(lease.id, table)
 
     # ---- jobs
 
@@ -243,24 +255,41 @@ class FakeService:
         pages |= {"restorable": plan.restorable, "grantable": plan.granted}
         return {"pages": pages, "tokens": {name: n * pool.model.page_tokens for name, n in pages.items()}}
 
-    def _take_lease(self, body: Mapping[str, Any]) -> dict[str, object]:
-        pool, keys, device_pages = self._prefix(body, {*_PREFIX, "lease_ms"})
+    def _resident(self, pool: FakePool, keys: list[bytes], device_pages: int) -> tuple[Plan, dict[str, int]]:
         plan = pool.measure(keys, device_pages, storage=False)
         pages = {"requested": len(keys), "host": plan.host, "stored": plan.stored, "restorable": plan.restorable}
-        pages |= {"granted": plan.usable, "ready": plan.usable}
+        return plan, pages | {"granted": plan.usable, "ready": plan.usable}
+
+    def _pin(self, body: Mapping[str, Any]) -> Reply:
+        pool, keys, device_pages = self._prefix(body, {*_PREFIX, "ttl_ms"})
+        if not body.get("ttl_ms"):
+            raise BadRequest("ttl_ms must be a number of at least 1")
+        plan, pages = self._resident(pool, keys, device_pages)
+        tokens = {name: number * pool.model.page_tokens for name, number in pages.items()}
+        answer = {"model": pool.model.name, "pages": pages, "tokens": tokens}
+        if plan.usable == device_pages:
+            return Reply(200, {**answer, "expires_in_ms": 0})
+        pin = self._new_lease(pool, pool.lease(keys, device_pages, plan.usable), body["ttl_ms"], self.pins)
+        return Reply(201, {"id": pin.id, **answer, "expires_in_ms": body["ttl_ms"]})
+
+    def _take_lease(self, body: Mapping[str, Any]) -> dict[str, object]:
+        pool, keys, device_pages = self._prefix(body, {*_PREFIX, "lease_ms"})
+        plan, pages = self._resident(pool, keys, device_pages)
         if plan.usable == device_pages:
             return {"pages": pages}
         holds = pool.lease(keys, device_pages, plan.usable)
         lease = self._new_lease(pool, holds, body.get("lease_ms", self._default_lease_ms))
         return {"pages": pages, **self._describe_lease(lease)}
 
-    def _new_lease(self, pool: FakePool, holds: list[Hold], lease_ms: int) -> FakeLease:
+    def _new_lease(
+        self, pool: FakePool, holds: list[Hold], lease_ms: int, table: dict[str, FakeLease] | None = None
+    ) -> FakeLease:
         self._issued += 1
         slots: dict[str, list[int]] = {shelf.component.name: [] for shelf in pool.shelves}
         for shelf, key in holds:
             slots[shelf.component.name].append(shelf.resident[key])
         lease = FakeLease(f"lease-{self._issued}", pool, holds, slots, self.now_s + lease_ms / 1000)
-        self.leases[lease.id] = lease
+        (self.leases if table is None else table)[lease.id] = lease
         return lease
 
     def _describe_lease(self, lease: FakeLease) -> dict[str, object]:
@@ -275,8 +304,8 @@ class FakeService:
         lease.expires_s = self.now_s + body.get("lease_ms", self._default_lease_ms) / 1000
         return {"lease": self._describe_lease(lease)["lease"]}
 
-    def _end_lease(self, lease_id: str) -> None:
-        if (lease := self.leases.pop(lease_id, None)) is not None:
+    def _end_lease(self, lease_id: str, table: dict[str, FakeLease] | None = None) -> None:
+        if (lease := (self.leases if table is None else table).pop(lease_id, None)) is not None:
             lease.pool.let_go(lease.holds)
 
     # ---- the rest

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Component",
+    "Evicted",
     "Info",
     "Lease",
     "Leased",
@@ -15,6 +16,7 @@ __all__ = [
     "Lookup",
     "LookupLengths",
     "Model",
+    "Pinned",
     "Pool",
     "Prefetch",
     "Readiness",
@@ -145,6 +147,23 @@ class WriteStatus:
     def settled(self) -> bool:
         """Whether L3 has each page or is given up on it."""
         return self.durable + self.failed >= self.committed
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A prefix that stays resident for a while: its lengths, and how long. `id` is None if nothing could be pinned."""
+
+    id: str | None
+    pages: Lengths
+    expires_in_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Counts of pages: `evicted` go first when room is needed, `kept` are held by somebody and stay as they are."""
+
+    evicted: int
+    kept: int
 
 
 @dataclass(frozen=True, slots=True)

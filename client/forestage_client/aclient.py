@@ -11,7 +11,20 @@ from forestage_client import _calls
 from forestage_client._codec import Encoding, Key
 from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
 from forestage_client._http import AsyncLink, Wire, open_async_transport
-from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness, Write, WriteStatus
+from forestage_client._types import (
+    Evicted,
+    Info,
+    Lease,
+    Leased,
+    Lookup,
+    Model,
+    Pinned,
+    Pool,
+    Prefetch,
+    Readiness,
+    Write,
+    WriteStatus,
+)
 from forestage_client._waiting import Waiting
 
 if TYPE_CHECKING:
@@ -27,8 +40,8 @@ class AsyncClient:
     """Talk to a Forestage service from one event loop; any number of tasks may share one.
 
     Connections are kept open and reused. A call whose connection breaks is sent once more on a fresh one, unless it
-    is `lease` or `begin_write`, which are not safe to repeat. Use it as an async context manager, or call `aclose`.
-    Cancelling a call closes its connection.
+    is `lease`, `pin` or `begin_write`, which are not safe to repeat. Use it as an async context manager, or call
+    `aclose`. Cancelling a call closes its connection.
 
     Every call raises the leaves of ForestageError and nothing else of its own: see `docs/client.md`.
 
@@ -129,19 +142,27 @@ class AsyncClient:
         """Cancel a job, release its lease and forget it. Idempotent."""
         await self._link.send(_calls.cancel(request_id))
 
-    async def lookup(self, model: str, keys: Sequence[Key], device_pages: int = 0) -> Lookup:
+    async def lookup(
+        self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None
+    ) -> Lookup:
         """Say what a prefetch would find now. Holds, fetches and changes nothing."""
-        return await self._link.send(_calls.lookup(model, keys, device_pages))
+        return await self._link.send(_calls.lookup(model, keys, device_pages, tenant))
 
     async def lease(
-        self, model: str, keys: Sequence[Key], device_pages: int = 0, lease_ms: int | None = None
+        self,
+        model: str,
+        keys: Sequence[Key],
+        device_pages: int = 0,
+        lease_ms: int | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Leased:
         """Lease the longest restorable prefix that is in the pool now. Never reads L3.
 
         Not repeated when a connection breaks: after Unreachable with `maybe_sent` a lease may be held until it
         expires.
         """
-        return await self._link.send(_calls.lease(model, keys, device_pages, lease_ms))
+        return await self._link.send(_calls.lease(model, keys, device_pages, lease_ms, tenant))
 
     async def renew(self, lease_id: str, lease_ms: int) -> Lease:
         """Let a lease, a job's included, last `lease_ms` from now on. Raises Gone once it has ended."""
@@ -213,6 +234,29 @@ class AsyncClient:
                 await self.drop_write(write.id)
             raise
         writer.result = await self.commit_write(write.id)
+
+    async def pin(
+        self, model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None
+    ) -> Pinned:
+        """Keep the longest restorable prefix that is in the pool now for `ttl_ms`, without slots to read.
+
+        Never reads L3: prefetch first. Not repeated when a connection breaks: after Unreachable with `maybe_sent` a pin
+        may be there until it expires.
+        """
+        return await self._link.send(_calls.pin(model, keys, ttl_ms, device_pages, tenant))
+
+    async def unpin(self, pin_id: str) -> None:
+        """End a pin; the pages stay until somebody needs their slots. Idempotent."""
+        await self._link.send(_calls.unpin(pin_id))
+
+    async def evict(
+        self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None
+    ) -> Evicted:
+        """Let the pages of a prefix that are in the pool and that nobody holds be the first to go, deepest first.
+
+        Those below `device_pages` are left alone. Pages stay, and are found, until somebody needs their slots.
+        """
+        return await self._link.send(_calls.evict(model, keys, device_pages, tenant))
 
     async def pool(self) -> Pool:
         """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""

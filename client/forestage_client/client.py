@@ -11,7 +11,20 @@ from forestage_client import _calls
 from forestage_client._codec import Encoding, Key
 from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
 from forestage_client._http import Link, Wire, open_transport
-from forestage_client._types import Info, Lease, Leased, Lookup, Model, Pool, Prefetch, Readiness, Write, WriteStatus
+from forestage_client._types import (
+    Evicted,
+    Info,
+    Lease,
+    Leased,
+    Lookup,
+    Model,
+    Pinned,
+    Pool,
+    Prefetch,
+    Readiness,
+    Write,
+    WriteStatus,
+)
 from forestage_client._waiting import Waiting
 
 if TYPE_CHECKING:
@@ -27,7 +40,7 @@ class Client:
     """Talk to a Forestage service. Any number of threads may share one; make a new one after a fork.
 
     Connections are kept open and reused. A call whose connection breaks is sent once more on a fresh one, unless it
-    is `lease` or `begin_write`, which are not safe to repeat. Use it as a context manager, or call `close`.
+    is `lease`, `pin` or `begin_write`, which are not safe to repeat. Use it as a context manager, or call `close`.
 
     Every call raises the leaves of ForestageError and nothing else of its own: see `docs/client.md`.
 
@@ -128,17 +141,25 @@ class Client:
         """Cancel a job, release its lease and forget it. Idempotent."""
         self._link.send(_calls.cancel(request_id))
 
-    def lookup(self, model: str, keys: Sequence[Key], device_pages: int = 0) -> Lookup:
+    def lookup(self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None) -> Lookup:
         """Say what a prefetch would find now. Holds, fetches and changes nothing."""
-        return self._link.send(_calls.lookup(model, keys, device_pages))
+        return self._link.send(_calls.lookup(model, keys, device_pages, tenant))
 
-    def lease(self, model: str, keys: Sequence[Key], device_pages: int = 0, lease_ms: int | None = None) -> Leased:
+    def lease(
+        self,
+        model: str,
+        keys: Sequence[Key],
+        device_pages: int = 0,
+        lease_ms: int | None = None,
+        *,
+        tenant: str | None = None,
+    ) -> Leased:
         """Lease the longest restorable prefix that is in the pool now. Never reads L3.
 
         Not repeated when a connection breaks: after Unreachable with `maybe_sent` a lease may be held until it
         expires.
         """
-        return self._link.send(_calls.lease(model, keys, device_pages, lease_ms))
+        return self._link.send(_calls.lease(model, keys, device_pages, lease_ms, tenant))
 
     def renew(self, lease_id: str, lease_ms: int) -> Lease:
         """Let a lease, a job's included, last `lease_ms` from now on. Raises Gone once it has ended."""
@@ -210,6 +231,27 @@ class Client:
                 self.drop_write(write.id)
             raise
         writer.result = self.commit_write(write.id)
+
+    def pin(
+        self, model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None
+    ) -> Pinned:
+        """Keep the longest restorable prefix that is in the pool now for `ttl_ms`, without slots to read.
+
+        Never reads L3: prefetch first. Not repeated when a connection breaks: after Unreachable with `maybe_sent` a pin
+        may be there until it expires.
+        """
+        return self._link.send(_calls.pin(model, keys, ttl_ms, device_pages, tenant))
+
+    def unpin(self, pin_id: str) -> None:
+        """End a pin; the pages stay until somebody needs their slots. Idempotent."""
+        self._link.send(_calls.unpin(pin_id))
+
+    def evict(self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None) -> Evicted:
+        """Let the pages of a prefix that are in the pool and that nobody holds be the first to go, deepest first.
+
+        Those below `device_pages` are left alone. Pages stay, and are found, until somebody needs their slots.
+        """
+        return self._link.send(_calls.evict(model, keys, device_pages, tenant))
 
     def pool(self) -> Pool:
         """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""

@@ -1,9 +1,9 @@
 """A fake Forestage in memory, for the tests of programs that use this client.
 
 It answers both clients without a network and follows the service's arithmetic: hit lengths, boundaries, truncation,
-shortfall, leases, writes, eviction, refusals. It holds no page bytes, has no pool file, and reads and writes L3 in no
-time: a job is done when its prefetch returns, unless `hold` was called, and a page is durable when it is committed.
-Jobs never share reads, so `joined` is always 0.
+shortfall, leases, pins, writes, eviction, refusals; tenants may be named, but have no shares. It holds no page bytes,
+has no pool file, and reads and writes L3 in no time: a job is done when its prefetch returns, unless `hold` was called,
+and a page is durable when it is committed. Jobs never share reads, so `joined` is always 0.
 """
 
 import asyncio
@@ -116,6 +116,11 @@ class FakeForestage:
     def num_writes(self) -> int:
         """How many writes have slots and were neither committed nor dropped: 0 after a program that cleans up."""
         return self._service.writes.num_open
+
+    @property
+    def num_pins(self) -> int:
+        """How many pins have neither expired nor been ended."""
+        return len(self._service.pins)
 
     # ---- for transports
 

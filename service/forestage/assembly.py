@@ -8,6 +8,7 @@ from forestage.config import Config
 from forestage.core.breaker import Breaker
 from forestage.core.engine import Engine, EngineSettings
 from forestage.core.model_pool import ModelPool
+from forestage.core.tenants import Tenants
 from forestage.core.write import WriteSettings
 from forestage.observe.metrics import Metrics
 from forestage.pool.file import PoolFile, PoolSettings
@@ -70,6 +71,7 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
     )
     regions = pool.geometry.regions
     index_of = {(region.model.name, region.component_index): i for i, region in enumerate(regions)}
+    shares = Tenants(config.shares()).shares
     pools = {}
     dirty: dict[str, list[list[tuple[int, int, bytes]]]] = {}
     for layout in config.layouts():
@@ -77,7 +79,7 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
         capacities = [regions[i].slots for i in mine]
         events = [pool.tables[i] for i in mine]
         pools[layout.name] = ModelPool(
-            layout, capacities, events, config.lease.max_pinned_fraction, config.pool.write_reserve
+            layout, capacities, events, config.lease.max_pinned_fraction, config.pool.write_reserve, shares
         )
         dirty[layout.name] = []
         for c, i in enumerate(mine):
@@ -98,6 +100,8 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
             keep_done_s=config.writes.keep_done_ms / 1e3,
             max_attempts=config.writes.max_attempts,
         ),
+        max_pin_s=config.lease.max_pin_ms / 1e3,
+        tenants=config.shares(),
     )
     engine = Engine(pools, settings)
     lent, pool.lent = pool.lent, []

@@ -126,7 +126,7 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
         if config.server.uds:
             sockets.append(stack.enter_context(bind_unix(config.server.uds)))
             stack.callback(_unlink, config.server.uds)
-        token = read_token(config.server.token_file) if config.server.token_file else ""
+        tokens = _read_tokens(config)
         storage = build_storage(config)
         try:
             create = partial(PoolFile.create, pool_settings(config), config.layouts(), signals.check)
@@ -134,13 +134,13 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
         except _StoppedError:
             return True
         stack.callback(pool.close)
-        return await _serve_pool(assemble(config, pool, storage), sockets, token, signals, grace_s, announce)
+        return await _serve_pool(assemble(config, pool, storage), sockets, tokens, signals, grace_s, announce)
 
 
 async def _serve_pool(
     parts: Assembly,
     sockets: list[socket.socket],
-    token: str,
+    tokens: tuple[str, dict[str, str]],
     signals: _Signals,
     grace_s: float,
     announce: Callable[[str], None],
@@ -149,7 +149,7 @@ async def _serve_pool(
     context = Context(config, service, parts.pool, parts.storage.is_up, parts.metrics.exposition, __version__)
     server = _Server(
         uvicorn.Config(
-            create_app(context, token),
+            create_app(context, *tokens),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -196,6 +196,12 @@ async def _serve_pool(
         log.warning("leaving although reads or writes hang in the storage")
         running.cancel()
     return clean
+
+
+def _read_tokens(config: Config) -> tuple[str, dict[str, str]]:
+    """Return the service-wide token ("": none) and those of tenants."""
+    own = {tenant.name: read_token(tenant.token_file) for tenant in config.tenants if tenant.token_file}
+    return read_token(config.server.token_file) if config.server.token_file else "", own
 
 
 async def _first_of(*tasks: asyncio.Task[Any], timeout_s: float | None = None) -> None:

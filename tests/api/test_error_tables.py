@@ -79,7 +79,7 @@ async def test_an_example(service: Live, row: tuple[str, ...]) -> None:
 
 @one_service
 async def test_deletes_of_nothing(service: Live) -> None:
-    for path in ("/v1/prefetch/nobody", "/v1/leases/nobody", "/v1/writes/nobody"):
+    for path in ("/v1/prefetch/nobody", "/v1/leases/nobody", "/v1/pins/nobody", "/v1/writes/nobody"):
         assert (await service.http.delete(path)).status_code == 204
 
 
@@ -92,7 +92,12 @@ def test_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: tupl
     mistake, documented = row
     section, _, setting = mistake.partition("] ")
     model = {"name": "m", "page_tokens": 16}
-    lines = [f"{section.rstrip(']')}]", setting, "[[models]]", *(f"{k} = {json.dumps(v)}" for k, v in model.items())]
+    lines = [
+        f"{section.rstrip(']')}{']' * section.count('[')}",
+        setting,
+        "[[models]]",
+        *(f"{k} = {json.dumps(v)}" for k, v in model.items()),
+    ]
     config = tmp_path / "forestage.toml"
     config.write_text("\n".join([*lines, "[[models.components]]", 'name = "kv"', "bytes = 4096", ""]))
     assert main(["config", "--config", str(config)]) == 2

@@ -17,7 +17,8 @@ SCHEMATHESIS = str(Path(sys.executable).with_name("schemathesis"))
 def test_random_requests(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     server = f'port = 0\ntoken_file = "{tmp_path}/token"'
-    with running(write_config(tmp_path, server=server)) as service:
+    # A random wait for a write that nobody commits ends with the write, before the client's own patience does.
+    with running(write_config(tmp_path, server=server, writes="expire_ms = 1000")) as service:
         command = [
             SCHEMATHESIS,
             "run",
@@ -54,6 +55,9 @@ async def test_the_document_names_every_route(service: Live) -> None:
         ("GET", "/v1/writes/{write_id}"),
         ("DELETE", "/v1/writes/{write_id}"),
         ("POST", "/v1/writes/{write_id}/commit"),
+        ("POST", "/v1/pins"),
+        ("DELETE", "/v1/pins/{pin_id}"),
+        ("POST", "/v1/evict"),
         ("GET", "/v1/pool"),
         ("GET", "/v1/models"),
         ("GET", "/v1/info"),

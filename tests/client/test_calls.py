@@ -70,9 +70,17 @@ ALL_FIELDS = {"device_pages": 1, "min_pages": 2, "priority": -3, "deadline_ms": 
         (_calls.get_prefetch("r", 70), "GET /v1/prefetch/r?wait_ms=70", None),
         (_calls.finish("r"), "POST /v1/prefetch/r/finish", None),
         (_calls.cancel("a/b?c"), "DELETE /v1/prefetch/a%2Fb%3Fc", None),
-        (_calls.lookup("m", [KEY], 0), "POST /v1/lookup", {"model": "m", "device_pages": 0}),
-        (_calls.lease("m", [KEY], 1, None), "POST /v1/leases", {"model": "m", "device_pages": 1}),
-        (_calls.lease("m", [KEY], 1, 9), "POST /v1/leases", {"model": "m", "device_pages": 1, "lease_ms": 9}),
+        (_calls.lookup("m", [KEY], 0, None), "POST /v1/lookup", {"model": "m", "device_pages": 0}),
+        (_calls.lookup("m", [KEY], 0, "t"), "POST /v1/lookup", {"model": "m", "device_pages": 0, "tenant": "t"}),
+        (_calls.lease("m", [KEY], 1, None, None), "POST /v1/leases", {"model": "m", "device_pages": 1}),
+        (
+            _calls.lease("m", [KEY], 1, 9, "t"),
+            "POST /v1/leases",
+            {"model": "m", "device_pages": 1, "lease_ms": 9, "tenant": "t"},
+        ),
+        (_calls.pin("m", [KEY], 9, 1, None), "POST /v1/pins", {"model": "m", "device_pages": 1, "ttl_ms": 9}),
+        (_calls.unpin("a/b"), "DELETE /v1/pins/a%2Fb", None),
+        (_calls.evict("m", [KEY], 1, "t"), "POST /v1/evict", {"model": "m", "device_pages": 1, "tenant": "t"}),
         (_calls.renew("l", 9), "POST /v1/leases/l/renew", {"lease_ms": 9}),
         (_calls.release("l"), "DELETE /v1/leases/l", None),
         (_calls.begin_write("m", [KEY], None, None), "POST /v1/writes", {"model": "m", "tails": {}}),
@@ -114,12 +122,14 @@ def test_every_prefetch_has_an_id_of_its_own() -> None:
 
 
 def test_only_what_would_take_slots_twice_is_not_repeatable() -> None:
-    assert not _calls.lease("m", [], 0, None).repeatable
+    assert not _calls.lease("m", [], 0, None, None).repeatable
+    assert not _calls.pin("m", [], 1, 0, None).repeatable
     assert not _calls.begin_write("m", [], None, None).repeatable
     assert all(
         call.repeatable for call in (_calls.commit_write("w"), _calls.drop_write("w"), _calls.write_status("w", 0))
     )
-    assert all(call.repeatable for call in (least(), _calls.finish("r"), _calls.lookup("m", [], 0), _calls.cancel("r")))
+    safe = (least(), _calls.finish("r"), _calls.lookup("m", [], 0, None), _calls.cancel("r"), _calls.unpin("p"))
+    assert all(call.repeatable for call in (*safe, _calls.evict("m", [], 0, None)))
 
 
 @pytest.mark.parametrize(

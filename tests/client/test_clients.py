@@ -11,10 +11,12 @@ from client.both_clients import Clients
 from client.stub_server import StubServer
 from forestage_client import (
     AsyncClient,
+    BadRequest,
     Client,
     Component,
     Conflict,
     Encoding,
+    Evicted,
     Gone,
     Lengths,
     LookupLengths,
@@ -93,9 +95,26 @@ def test_the_whole_surface(client: Client, fake: FakeForestage) -> None:
     with pytest.raises(Gone):
         client.renew(leased.lease.id, 1000)
 
+    assert client.evict(NAME, KEYS[:9], tenant="x") == Evicted(evicted=0, kept=9)
     client.cancel("r")
     client.cancel("r")
     assert fake.num_leases == 0
+
+    pinned = client.pin(NAME, KEYS, 700, device_pages=2, tenant="x")
+    assert pinned.pages == Lengths(requested=12, host=9, stored=9, restorable=9, granted=9, ready=9)
+    assert (pinned.expires_in_ms, fake.num_leases, fake.num_pins) == (700, 0, 1)
+    assert pinned.id is not None
+    with pytest.raises(Gone):
+        client.renew(pinned.id, 1000)
+    assert client.evict(NAME, keys) == Evicted(evicted=2, kept=7)
+    client.unpin(pinned.id)
+    client.unpin(pinned.id)
+    assert fake.num_pins == 0
+    assert client.evict(NAME, KEYS, device_pages=4) == Evicted(evicted=5, kept=0)
+    nothing = client.pin(NAME, [b"\xff" * 32], 700)
+    assert (nothing.id, nothing.pages.ready, nothing.expires_in_ms) == (None, 0, 0)
+    with pytest.raises(BadRequest):
+        client.pin(NAME, keys, 0)
     with pytest.raises(NotFound):
         client.get_prefetch("r", wait_ms=10)
     with pytest.raises(NotFound):

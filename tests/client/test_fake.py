@@ -14,6 +14,7 @@ from forestage_client import (
     Client,
     Component,
     Conflict,
+    Evicted,
     Gone,
     Model,
     NotFound,
@@ -390,3 +391,22 @@ def test_a_write_that_is_not_committed_expires() -> None:
 def test_tails_that_make_no_sense_are_refused(tails: dict[str, list[int]]) -> None:
     with FakeForestage([HYBRID]).client() as client, pytest.raises(BadRequest, match="tails"):
         client.begin_write("demo", KEYS[:3], tails)
+
+
+def test_pins_keep_pages_and_evict_lets_them_go_first() -> None:
+    fake = FakeForestage(pool_pages=6)
+    a, b, c = ([bytes([first + page]) * 32 for page in range(3)] for first in (0, 100, 200))
+    for keys in (a, b, c):
+        fake.store("demo", keys)
+    with fake.client() as client:
+        for keys in (a, b):
+            client.cancel(client.prefetch("demo", keys).request_id)
+        pin = client.pin("demo", a, ttl_ms=5000)
+        client.cancel(client.prefetch("demo", c).request_id)  # a is older than b, and stays
+        assert [client.lookup("demo", keys).pages.host for keys in (a, b, c)] == [3, 0, 3]
+        fake.now_s += 5.0
+        assert (pin.id is not None, fake.num_pins) == (True, 0)
+        assert client.evict("demo", c) == Evicted(evicted=3, kept=0)
+        assert client.lookup("demo", c).pages.host == 3
+        client.cancel(client.prefetch("demo", b[:1]).request_id)
+        assert [client.lookup("demo", keys).pages.host for keys in (a, b, c)] == [3, 1, 2]

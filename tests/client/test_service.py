@@ -156,6 +156,20 @@ def test_the_guide_reads_pages(
     assert len(read) == 48
 
 
+def test_the_guide_keeps_a_prefix_and_lets_it_go(clients: Clients, service: Service) -> None:
+    names = run_example("def keep")
+    client = clients.connect(service.urls["tcp"], token=service.token)
+    pin_id = names["keep"](client, NAME, TRUNK[:16], 5)
+    assert isinstance(pin_id, str)
+    assert client.evict(NAME, TRUNK[:16]).kept == 16
+    with pytest.raises(Gone):
+        client.renew(pin_id, 1000)
+    client.unpin(pin_id)
+    client.unpin(pin_id)
+    assert names["let_go"](client, NAME, TRUNK[:16], 10) == 6
+    assert client.lookup(NAME, TRUNK[:16]).pages.host == 16
+
+
 def test_the_guide_waits_as_long_as_it_says(clients: Clients, service: Service) -> None:
     best_effort = run_example("def best_effort")["best_effort"]
     client = clients.connect(service.urls["unix"], token=service.token)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from config.toml_files import MINIMAL, load_text, mistakes_of
-from forestage.config import ComponentConfig, Config, HicacheConfig, ModelConfig, load, render
+from forestage.config import ComponentConfig, Config, HicacheConfig, ModelConfig, TenantConfig, load, render
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "forestage.toml"
@@ -52,14 +52,18 @@ def test_every_key_outside_models_is_documented_with_its_default() -> None:
     assert written == defaults
 
 
-def test_every_key_of_a_model_is_documented() -> None:
+def test_every_key_of_a_model_and_of_a_tenant_is_documented() -> None:
     expected = {
         *_names(ModelConfig, "models[]."),
         *_names(ComponentConfig, "models[].components[]."),
         *_names(HicacheConfig, "models[].hicache."),
+        *_names(TenantConfig, "tenants[]."),
     } - {"models[].components"}
     assert {key for key in ROWS if "[]" in key} == expected
-    assert {key.partition(".")[0] for key in ROWS if "[]" not in key} == set(Config.model_fields) - {"models"}
+    assert {key.partition(".")[0] for key in ROWS if "[]" not in key} == set(Config.model_fields) - {
+        "models",
+        "tenants",
+    }
 
 
 def _names(kind: type[BaseModel], above: str) -> set[str]:

@@ -39,6 +39,7 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_PREFETCH__KEEP_DONE_MS", "1", "prefetch.keep_done_ms", 1),
     ("FORESTAGE_LEASE__DEFAULT_MS", "1000", "lease.default_ms", 1000),
     ("FORESTAGE_LEASE__MAX_MS", "30000", "lease.max_ms", 30000),
+    ("FORESTAGE_LEASE__MAX_PIN_MS", "7200000", "lease.max_pin_ms", 7_200_000),
     ("FORESTAGE_LEASE__MAX_PINNED_FRACTION", "5e-1", "lease.max_pinned_fraction", 0.5),
     ("FORESTAGE_WRITES__EXPIRE_MS", "5000", "writes.expire_ms", 5000),
     ("FORESTAGE_WRITES__MAX_DIRTY_FRACTION", "0.25", "writes.max_dirty_fraction", 0.25),
@@ -74,6 +75,7 @@ UNKNOWN = [
     ("FORESTAGE_", "unknown variable"),
     ("FORESTAGE_MODELS", "models come only from the file"),
     ("FORESTAGE_MODELS__0__NAME", "models come only from the file"),
+    ("FORESTAGE_TENANTS__0__NAME", "tenants come only from the file"),
     ("FORESTAGE_PORT_8470_TCP_ADDR", "unknown variable; if Kubernetes made it for a Service"),
 ]
 

@@ -182,6 +182,43 @@ BAD: dict[str, tuple[str, list[str]]] = {
             "models[0].components[1].name: ",
         ],
     ),
+    "tenant-not-a-table": ("tenants = [3]" + MINIMAL, ["tenants[0]: must be a table"]),
+    "tenants-not-an-array": ("[tenants]\nname = 'a'" + MINIMAL, ["tenants: must be an array of tables"]),
+    "tenant-unknown-key": (
+        '[[tenants]]\nname = "a"\nmin_shar = 0.5' + MINIMAL,
+        ["tenants[0].min_shar: unknown key, did you mean min_share"],
+    ),
+    "tenant-without-name": ("[[tenants]]\nmin_share = 0.5" + MINIMAL, ["tenants[0].name: is missing"]),
+    "tenant-name-long": (f'[[tenants]]\nname = "{"x" * 129}"' + MINIMAL, ["tenants[0].name: must be 1 to 128 char"]),
+    "tenant-twice": (
+        '[[tenants]]\nname = "a"\n[[tenants]]\nname = "a"' + MINIMAL,
+        ['tenants[1].name: tenants[0] is already called "a"'],
+    ),
+    "tenant-share-high": (
+        '[[tenants]]\nname = "a"\nmin_share = 1.5\nmax_share = 0.0' + MINIMAL,
+        ["tenants[0].min_share: must be at most 1", "tenants[0].max_share: must be more than 0"],
+    ),
+    "tenant-capped-below-its-promise": (
+        '[[tenants]]\nname = "a"\nmin_share = 0.5\nmax_share = 0.4' + MINIMAL,
+        ["tenants[0].max_share: must be at least min_share (0.5), got 0.4"],
+    ),
+    "tenants-promised-too-much": (
+        '[[tenants]]\nname = "a"\nmin_share = 0.7\n[[tenants]]\nname = "b"\nmin_share = 0.4' + MINIMAL,
+        ["tenants: min_share of all together must be at most 1, is 1.1"],
+    ),
+    "tenants-many": (
+        "".join(f'[[tenants]]\nname = "t{number}"\n' for number in range(65)) + MINIMAL,
+        ["tenants: at most 64 can be configured, got 65"],
+    ),
+    "tenant-token-missing": (
+        '[[tenants]]\nname = "a"\ntoken_file = "/nowhere"' + MINIMAL,
+        ['tenants[0].token_file: "/nowhere" cannot be read: No'],
+    ),
+    "tenant-token-empty": (
+        '[[tenants]]\nname = "a"\ntoken_file = "/dev/null"' + MINIMAL,
+        ['tenants[0].token_file: "/dev/null" holds no token'],
+    ),
+    "pin-for-no-time": ("[lease]\nmax_pin_ms = 0" + MINIMAL, ["lease.max_pin_ms: must be at least 1, got 0"]),
 }
 
 
@@ -207,6 +244,13 @@ GOOD = {
     "same-component-in-two-models": MINIMAL + MINIMAL.replace("demo", "other"),
     "no-served-name": MINIMAL.replace("= 64", '= 64\nhicache = {served_name = ""}'),
     "redis": '[storage]\nkind = "redis"' + MINIMAL,
+    "tenants-promised-everything": "".join(
+        f'[[tenants]]\nname = "{name}"\nmin_share = 0.1\n'
+        for name in "abcdefghij"  # in binary more than 1
+    )
+    + MINIMAL,
+    "tenant-default": '[[tenants]]\nname = "default"\nmax_share = 1' + MINIMAL,
+    "no-tenants": "tenants = []" + MINIMAL,
 }
 
 
@@ -343,3 +387,12 @@ def _as_nobody(file: Path) -> None:
                 load(str(moved), {})
         finally:
             os.seteuid(0)
+
+
+def test_two_tenants_with_one_token_could_not_be_told_apart(tmp_path: Path) -> None:
+    for name, token in [("x", "same"), ("y", "same\n"), ("z", "other")]:
+        (tmp_path / name).write_text(token)
+    tenants = "".join(f'[[tenants]]\nname = "{n}"\ntoken_file = "{tmp_path / n}"\n' for n in "zy")
+    (line,) = mistakes_of(f'[server]\ntoken_file = "{tmp_path}/x"\n' + tenants + MINIMAL)
+    assert line.startswith("tenants[1].token_file: ")
+    assert line.endswith("holds the same token as server.token_file, so it would not tell who calls")

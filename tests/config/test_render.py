@@ -74,6 +74,14 @@ def configs(draw: st.DrawFn) -> Config:
                 "default_ms": draw(st.integers(0, max_ms)),
                 "max_pinned_fraction": draw(FRACTIONS),
             },
+            "tenants": [
+                {
+                    "name": draw(NAMES) + str(number),
+                    "min_share": share / 100,
+                    "max_share": draw(st.floats(share / 100, 1)),
+                }
+                for number, share in enumerate(draw(st.lists(st.integers(1, 30), max_size=3)))
+            ],
             "models": [draw(models(name)) for name in names],
         }
     )
@@ -85,6 +93,7 @@ def test_what_is_rendered_loads_as_an_equal_configuration(config: Config) -> Non
     again = load_text(render(config))
     assert again == config
     assert again.layouts() == config.layouts()
+    assert again.shares() == config.shares()
     assert render(again) == render(config)
 
 
@@ -119,8 +128,8 @@ def test_every_default_is_written_out() -> None:
             "settle_ms": 20,
             "keep_done_ms": 60000,
         },
-        "lease": {"default_ms": 30000, "max_ms": 600000, "max_pinned_fraction": 1.0},
         "writes": {"expire_ms": 30000, "max_dirty_fraction": 0.5, "max_attempts": 5, "keep_done_ms": 60000},
+        "lease": {"default_ms": 30000, "max_ms": 600000, "max_pin_ms": 3600000, "max_pinned_fraction": 1.0},
         "models": [
             {
                 "name": "demo",

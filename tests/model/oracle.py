@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from forestage.core.job import Job, Lengths, Reason
 from forestage.core.layout import ModelLayout
 from forestage.core.leases import Lease
+from forestage.core.shared_index import SharedIndex
+from forestage.core.slots import SlotState
 from support.engine_driver import EngineDriver
 
 __all__ = [
@@ -69,7 +71,13 @@ class _Pool:
     """What is in the pool of a driver for one prefix, and what of it stands in the way of somebody."""
 
     def __init__(
-        self, driver: EngineDriver, keys: Sequence[bytes], device_pages: int, *, without: Sequence[Job | Lease | None]
+        self,
+        driver: EngineDriver,
+        keys: Sequence[bytes],
+        device_pages: int,
+        *,
+        without: Sequence[Job | Lease | None],
+        tenant: str = "",
     ) -> None:
         pool, self.layout = driver.pool, driver.layout
         self.keys, self.device_pages = keys, device_pages
@@ -82,7 +90,7 @@ class _Pool:
             for job in driver.engine.live:
                 if job not in without:
                     held.update(job.holds[c].values())
-            for lease in driver.engine.leases:
+            for lease in (*driver.engine.leases, *driver.engine.pins):
                 if lease not in without:
                     held.update(lease.slots[c])
             for write in driver.engine.writes:
@@ -91,6 +99,7 @@ class _Pool:
         self.unsettled = [len(log.lent) + len(log.dirty) for log in driver.logs]
         kept = kept_for_writes(driver)
         self.left_to_writes = [max(0, n - used) for n, used in zip(kept, self.unsettled, strict=True)]
+        self.driver, self.tenant = driver, tenant
 
     def resident(self, c: int, page: int) -> bool:
         return self.keys[page] in self.slot_of[c]
@@ -102,7 +111,47 @@ class _Pool:
             pinned = len(self.held[c]) + self.in_use[c] + len(taken) + to_read
             if pinned > self.may_be_pinned[c] - self.left_to_writes[c] and (taken or to_read):
                 return False
+            if self.driver.settings.tenants and self.tenant:
+                new = [self.slot_of[c][key] for key in needed if key in self.slot_of[c]]
+                cost = sum(self.driver.pool.index[c].is_held(slot) is False for slot in new) + to_read
+                if cost and not self.within_shares(c, cost):
+                    return False
         return True
+
+    def within_shares(self, c: int, cost: int, kept: Sequence[int] = ()) -> bool:
+        """Say whether the tenant may pin so many more slots: within its maximum, and outside of the others' minima.
+
+        `kept` are resident slots that it holds before that, whether it may or not.
+        """
+        index, slots = self.driver.pool.index[c], self.driver.pool.slots[c]
+        assert isinstance(index, SharedIndex)
+        shares = {share.name: share for share in self.driver.engine.tenants.shares}
+        asking = self.tenant if self.tenant in shares else "default"
+        accounts = [*shares, "before", "demoted"]
+        used, pinned = dict.fromkeys(accounts, 0), dict.fromkeys(accounts, 0)
+        minima = dict.fromkeys(accounts, 0)
+        minima.update({name: int(slots.capacity * share.min_share + 1e-9) for name, share in shares.items()})
+        account = {slot: accounts[n] for slot, n in enumerate(index._account) if n < len(accounts)}
+        for slot, owner in account.items():
+            used[owner] += 1
+            pinned[owner] += slots.state(slot) is not SlotState.RESIDENT or index.is_held(slot)
+        for slot in kept:
+            if not index.is_held(slot):
+                owner = account[slot]
+                payer = asking if used[owner] > minima[owner] else owner
+                used[owner] -= 1
+                used[payer] += 1
+                pinned[payer] += 1
+        pinned[asking] += cost
+        others = [name for name in accounts if name != asking]
+        pinnable = self.may_be_pinned[c]
+        least = {name: int(pinnable * shares[name].min_share + 1e-9) if name in shares else 0 for name in others}
+        most = max(1, int(slots.capacity * shares[asking].max_share + 1e-9))
+        return (
+            pinned[asking] + sum(max(pinned[name], least[name]) for name in others) <= pinnable
+            and pinned[asking] + sum(max(pinned[name], minima[name]) for name in others) <= slots.capacity
+            and pinned[asking] <= most
+        )
 
     def largest(self, limit: int, there: There) -> int:
         """Return the largest boundary at most `limit` that fits."""
@@ -122,9 +171,10 @@ def expect_plan(
     asking: Job | None = None,
     *,
     loading: bool = True,
+    tenant: str = "default",
 ) -> Expected:
     """Say what a prefetch would find and be granted now; what `asking` itself holds does not stand in its way."""
-    pool, layout = _Pool(driver, keys, device_pages, without=[asking]), driver.layout
+    pool, layout = _Pool(driver, keys, device_pages, without=[asking], tenant=tenant), driver.layout
 
     def there(c: int, page: int) -> bool:
         on_its_way = loading and keys[page] in pool.coming[c]
@@ -142,7 +192,10 @@ def expect_plan(
 def largest_usable(
     driver: EngineDriver, keys: Sequence[bytes], device_pages: int, limit: int, lease: Lease | None
 ) -> int:
-    """Return the largest boundary at most `limit` that could be leased now, `lease` not standing in its way."""
+    """Return the largest boundary at most `limit` that could be leased now, `lease` not standing in its way.
+
+    Shares of tenants are left out: they may make it less.
+    """
     pool = _Pool(driver, keys, device_pages, without=[lease])
     return pool.largest(min(limit, _longest(driver.layout, device_pages, len(keys), pool.resident)), pool.resident)
 
@@ -157,19 +210,21 @@ def kept_for_writes(driver: EngineDriver) -> list[int]:
 
 
 def expect_write(
-    driver: EngineDriver, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]], asked: bool
+    driver: EngineDriver, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]], asked: bool, tenant: str
 ) -> tuple[int, list[int], list[set[int]]]:
     """Say what a write of a prefix would get now: granted pages, those that need nothing, and by component what else.
 
     `asked` says that L3 can say what it has.
     """
-    pool, layout = _Pool(driver, keys, 0, without=[]), driver.layout
+    pool, layout = _Pool(driver, keys, 0, without=[], tenant=tenant), driver.layout
     wanted: list[set[int]] = []
     pinned: list[int] = []
+    kept: list[list[int]] = []
     for c, component in enumerate(layout.components):
         named = set(tails.get(c, ())) if component.is_tail else set(range(len(keys)))
         resident = {page for page in named if pool.resident(c, page)}
         wanted.append({page for page in named - resident if not (asked and (c, keys[page]) in driver.stored)})
+        kept.append([pool.slot_of[c][keys[page]] for page in sorted(resident)])
         pinned.append(len(pool.held[c] | {pool.slot_of[c][keys[page]] for page in resident}) + pool.in_use[c])
 
     def fits(length: int) -> bool:
@@ -177,7 +232,7 @@ def expect_write(
             number = sum(page < length for page in pages)
             may_be_dirty = max(1, int(driver.capacities[c] * driver.settings.writes.max_dirty_fraction))
             too_many = number + pool.unsettled[c] > may_be_dirty or number + pinned[c] > pool.may_be_pinned[c]
-            if number and too_many:
+            if number and (too_many or (driver.settings.tenants and not pool.within_shares(c, number, kept[c]))):
                 return False
         return True
 

@@ -13,12 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forestage.core.engine import EngineSettings
 from forestage.core.errors import CapacityError, ConflictError, GoneError, NotFoundError
+from forestage.core.index import PageIndex
 from forestage.core.job import Job, JobState, Lengths, Outcome, PrefetchRequest, Reason
 from forestage.core.layout import Component, Covers
 from forestage.core.leases import Lease
 from forestage.core.loads import Load
+from forestage.core.shared_index import SharedIndex
+from forestage.core.tenants import TenantShare
 from forestage.core.write import WriteSettings
-from model.oracle import expect_plan, expect_write, kept_for_writes, needed_keys
+from model.oracle import Expected, expect_plan, expect_write, kept_for_writes, needed_keys
 from model.watching import Watched, Watcher
 from model.writing import Writing
 from support.engine_driver import EngineDriver, chain, model_of
@@ -32,7 +35,17 @@ FAILURES = [Reason.VANISHED, Reason.CORRUPT, Reason.STORAGE_ERROR]
 INDEX = st.integers(0, 1 << 16)
 DEVICE = st.sampled_from([*[0] * 12, 1, 2, 3, 5, 8, 12])
 LENGTH = st.sampled_from([0, 1, 2, 3, 5, 7, 9, *[MAX_PAGES] * 14])
-ASIDE = ["wait", "wait", "wait until woken", "lease", "renew", "release", "measure", "measure without L3", "change"]
+ASIDE = [
+    *("wait", "wait", "wait until woken", "lease", "renew", "release", "measure", "measure without L3", "change"),
+    *("pin", "unpin", "demote"),
+]
+TENANTS = ["default", "a", "b", "c"]
+SHARES: list[tuple[TenantShare, ...]] = [
+    *[()] * 4,
+    (TenantShare("a", 0.25), TenantShare("b", 0.3)),
+    (TenantShare("a", 0.5, 0.5), TenantShare("b", 0.5)),
+    (TenantShare("a", 0.4), TenantShare("default", 0.1, 0.6)),
+]
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
@@ -40,6 +53,7 @@ OPTIONS = st.fixed_dictionaries(
         "priority": st.sampled_from([-1, 1]),
         "deadline_ms": st.sampled_from([1, 10, 100]),
         "lease_ms": st.sampled_from([1, 100, 1_000_000]),
+        "tenant": st.sampled_from(TENANTS),
     },
 )
 STATES = st.integers(0, (1 << 3 * MAX_PAGES * 3) - 1)
@@ -59,6 +73,11 @@ def components(draw: st.DrawFn) -> list[Component]:
     return found
 
 
+def _orders(index: PageIndex) -> list[list[int]]:
+    """The orders of eviction, that of demoted pages last."""
+    return [list(order) for order in (index._idle if isinstance(index, SharedIndex) else [index._evictable])]
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Each rule is one thing that may happen; each invariant is read off CONTRACT sections 1 to 3."""
 
@@ -75,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         forks=st.tuples(st.integers(0, MAX_PAGES), st.integers(0, MAX_PAGES)),
         absent=st.sets(st.integers(0, 3 * MAX_PAGES * 3 - 1), max_size=6),
         states=st.tuples(STATES, STATES, st.sampled_from(["all", "many", "half"])),
+        tenants=st.sampled_from(SHARES),
     )
     def build(
         self,
@@ -90,6 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         forks: tuple[int, int],
         absent: set[int],
         states: tuple[int, int, str],
+        tenants: tuple[TenantShare, ...],
     ) -> None:
         trunk = chain("t", MAX_PAGES)
         branch = chain("b", MAX_PAGES, trunk[: forks[0]])
@@ -104,6 +125,8 @@ class EngineMachine(RuleBasedStateMachine):
                 keep_done_s=60.0,
                 max_lease_s=100.0,
                 writes=WriteSettings(may_be_dirty, max_attempts=attempts),
+                max_pin_s=150.0,
+                tenants=tenants,
             ),
             pinned_fraction,
             write_reserve,
@@ -127,16 +150,16 @@ class EngineMachine(RuleBasedStateMachine):
         return self.chains[number % len(self.chains)][:length]
 
     @rule(number=INDEX, length=LENGTH, device=DEVICE, options=OPTIONS)
-    def submit(self, number: int, length: int, device: int, options: dict[str, int]) -> None:
+    def submit(self, number: int, length: int, device: int, options: dict[str, int | str]) -> None:
         self._submit(number, length, device, options)
 
     @rule(numbers=st.lists(INDEX, min_size=2, max_size=4), length=LENGTH, device=DEVICE, options=OPTIONS)
-    def submit_together(self, numbers: list[int], length: int, device: int, options: dict[str, int]) -> None:
+    def submit_together(self, numbers: list[int], length: int, device: int, options: dict[str, int | str]) -> None:
         """Ask for overlapping prefixes at once."""
         for number in numbers:
             self._submit(number, length, device, options)
 
-    def _submit(self, number: int, length: int, device: int, options: dict[str, int]) -> None:
+    def _submit(self, number: int, length: int, device: int, options: dict[str, int | str]) -> None:
         request = PrefetchRequest(
             f"r{len(self.watcher.jobs)}",
             self.driver.layout.name,
@@ -148,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             job = self.engine.submit(request, self.driver.now)
         except CapacityError:
-            assert waiting == self.driver.settings.queue_limit
+            assert waiting == self.driver.settings.queue_limit or self.driver.settings.tenants
             assert request.request_id not in self.engine.jobs
             return
         self.watcher.add(job, request)
@@ -195,7 +218,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert job.state is JobState.PROBING
         watched = self.watcher.by_job[job]
         watched.unavailable = unavailable
-        expected = expect_plan(self.driver, job.keys, job.request.device_pages, masks, job)
+        expected = expect_plan(self.driver, job.keys, job.request.device_pages, masks, job, tenant=job.request.tenant)
         self.engine.probe_answered(job, masks, self.driver.now)
         lengths = job.lengths()
         assert (lengths.host, lengths.stored) == (expected.host, expected.stored)
@@ -277,13 +300,13 @@ class EngineMachine(RuleBasedStateMachine):
             self._begin_write(number, length, states, asked)
 
     def _begin_write(self, number: int, length: int, states: list[int], asked: bool) -> None:
-        keys = self._keys(number, length)
+        keys, tenant = self._keys(number, length), TENANTS[number % 4]
         # In whatever order: pages are told as they were asked.
         pages = list(dict.fromkeys(state % length for state in states)) if length else []
         tails = dict.fromkeys(self.driver.layout.tails, pages)
-        granted, stored, lent = expect_write(self.driver, keys, tails, asked)
+        granted, stored, lent = expect_write(self.driver, keys, tails, asked, tenant)
         before = [driver_log.lent.copy() for driver_log in self.driver.logs]
-        write = self.driver.begin_write(keys, tails, asked=asked)
+        write = self.driver.begin_write(keys, tails, asked=asked, tenant=tenant)
         assert (write.granted, list(write.stored)) == (granted, stored)
         assert (write.reason is None) == (granted == length)
         assert [set(slots) for slots in write.slots] == lent
@@ -357,7 +380,16 @@ class EngineMachine(RuleBasedStateMachine):
         elif how == "wait until woken":
             self._advance(max(0.0, (self.engine.next_time() or 0.0) - self.driver.now))
         elif how == "lease":
-            self._take_lease(self._keys(number, length), min(device, length), seconds)
+            self._take_lease(self._keys(number, length), min(device, length), seconds, TENANTS[number % 4])
+        elif how == "pin":
+            self._pin(self._keys(number, length), min(device, length), seconds, TENANTS[number % 4])
+        elif how == "unpin":
+            if self.watcher.pins:
+                pin = self.watcher.pins[number % len(self.watcher.pins)]
+                self.engine.pins.release(pin.id)
+                assert not pin.alive
+        elif how == "demote":
+            self._demote(self._keys(number, length), min(device, length))
         elif how == "change":
             self.driver.stored ^= {self.places[number % len(self.places)]}
         elif how in {"renew", "release"}:
@@ -365,20 +397,46 @@ class EngineMachine(RuleBasedStateMachine):
             if leases:
                 self._renew_or_release(leases[number % len(leases)], seconds, how == "release")
         else:
-            self._measure(self._keys(number, length), min(device, length), asked=how == "measure")
+            tenant = TENANTS[number % 4]
+            self._measure(self._keys(number, length), min(device, length), tenant, asked=how == "measure")
 
     def _advance(self, seconds: float) -> None:
         self.driver.advance(seconds)
         self.watcher.check_time()
 
-    def _take_lease(self, keys: list[bytes], device: int, seconds: float) -> None:
-        expected = expect_plan(self.driver, keys, device, None, loading=False)
-        lengths, lease = self.engine.take_lease(self.driver.layout.name, keys, device, seconds + 0.01, self.driver.now)
+    def _take_lease(self, keys: list[bytes], device: int, seconds: float, tenant: str) -> None:
+        expected = expect_plan(self.driver, keys, device, None, loading=False, tenant=tenant)
+        model, now = self.driver.layout.name, self.driver.now
+        lengths, lease = self.engine.take_lease(model, keys, device, seconds + 0.01, now, tenant)
+        self._leased(keys, device, expected, lengths, lease, pin=False)
+
+    def _pin(self, keys: list[bytes], device: int, seconds: float, tenant: str) -> None:
+        fates = [(index.used, index.unused) for index in self.driver.pool.index]
+        expected = expect_plan(self.driver, keys, device, None, loading=False, tenant=tenant)
+        lengths, pin = self.engine.pin(self.driver.layout.name, keys, device, seconds + 0.01, self.driver.now, tenant)
+        self._leased(keys, device, expected, lengths, pin, pin=True)
+        assert [(index.used, index.unused) for index in self.driver.pool.index] == fates
+
+    def _leased(
+        self, keys: list[bytes], device: int, expected: Expected, lengths: Lengths, lease: Lease | None, *, pin: bool
+    ) -> None:
         ready = expected.granted
         assert lengths == Lengths(len(keys), expected.host, expected.host, expected.restorable, ready, ready)
         assert (lease is None) == (ready == device)
         if lease is not None:
-            self.watcher.promise(lease, needed_keys(self.driver.layout, keys, device, ready))
+            self.watcher.promise(lease, needed_keys(self.driver.layout, keys, device, ready), pin=pin)
+
+    def _demote(self, keys: list[bytes], device: int) -> None:
+        pool = self.driver.pool
+        resident = [{key: slot for key in keys[device:] if (slot := index.find(key)) >= 0} for index in pool.index]
+        held = {key for index, of in zip(pool.index, resident, strict=True) for key in of if index.is_held(of[key])}
+        visible = [list(log.visible) for log in self.driver.logs]
+        answer = self.engine.demote(self.driver.layout.name, keys, device)
+        assert answer == (len({key for of in resident for key in of} - held), len(held))
+        assert [log.visible for log in self.driver.logs] == visible
+        for index, of in zip(pool.index, resident, strict=True):
+            idle = [of[key] for key in keys[::-1] if key in of and not index.is_held(of[key])]
+            assert _orders(index)[-1][: len(idle)] == idle
 
     def _renew_or_release(self, lease: Lease, seconds: float, release: bool) -> None:
         if release:
@@ -391,13 +449,13 @@ class EngineMachine(RuleBasedStateMachine):
             with pytest.raises(GoneError):
                 self.engine.renew_lease(lease.id, seconds + 0.01, self.driver.now)
 
-    def _measure(self, keys: list[bytes], device: int, *, asked: bool) -> None:
+    def _measure(self, keys: list[bytes], device: int, tenant: str, *, asked: bool) -> None:
         masks = None
         if asked:
             masks = [bytearray((c, key) in self.driver.stored for key in keys) for c in range(len(self.driver.logs))]
         before = self._everything()
-        expected = expect_plan(self.driver, keys, device, masks)
-        plan = self.engine.measure(self.driver.layout.name, keys, device, masks)
+        expected = expect_plan(self.driver, keys, device, masks, tenant=tenant)
+        plan = self.engine.measure(self.driver.layout.name, keys, device, masks, tenant)
         assert self._everything() == before
         assert (plan.host, plan.stored, plan.restorable) == (expected.host, expected.stored, expected.restorable)
         assert (plan.granted, plan.usable) == (expected.granted, expected.usable)
@@ -406,7 +464,7 @@ class EngineMachine(RuleBasedStateMachine):
         """What a question must not change."""
         pool = self.driver.pool
         return [
-            [(list(index._evictable), list(index._holds), bytes(index._fresh)) for index in pool.index],
+            [(_orders(index), list(index._holds), bytes(index._fresh)) for index in pool.index],
             [(slots.free, slots.reserved, slots.filling, slots.resident) for slots in pool.slots],
             [list(loads) for loads in pool.loads],
             [(job.state, job.lengths()) for job in self.engine.live],
@@ -444,7 +502,7 @@ class EngineMachine(RuleBasedStateMachine):
             self._look()
         self._drain()
         assert not self.engine.live  # without a tick: progress needs no time and no other traffic
-        driver.advance(200.0)  # open writes and leases end, and what L3 did not take is tried again
+        driver.advance(200.0)  # open writes, leases and pins end, and what L3 did not take is tried again
         self.writing.drain()
         driver.advance(200.0)
         driver.check_idle()
@@ -473,6 +531,13 @@ class EngineMachine(RuleBasedStateMachine):
             max(1, int(capacity * driver.pinned_fraction)) - kept
             for capacity, kept in zip(driver.capacities, kept_for_writes(driver), strict=True)
         ]
+        for c, index in enumerate(driver.pool.index):
+            if isinstance(index, SharedIndex):
+                number, capacity = self.engine.tenants.number("a"), driver.capacities[c]
+                promised = sum(index.minimum) - index.minimum[number]
+                pinned_by_others = sum(index._pinned_minimum) - index._pinned_minimum[number]
+                bounds = index.maximum[number], capacity - promised, limits[c] - pinned_by_others
+                limits[c] = min(limits[c], *bounds)
         length = min(
             limit
             for c, limit in zip(driver.layout.components, limits, strict=True)
@@ -480,7 +545,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         keys = chain("z", length)
         driver.stored = {(c, key) for c in range(len(limits)) for key in keys}
-        job = driver.prefetch(keys)
+        job = driver.prefetch(keys, tenant="a")
         assert (job.outcome, job.ready) == (Outcome.COMPLETE, length)
         assert [tuple(shown) for shown in driver.shown(job)] == needed_keys(driver.layout, keys, 0, length)
 

@@ -46,6 +46,7 @@ class Watcher:
         self.jobs: list[Watched] = []
         self.by_job: dict[Job, Watched] = {}
         self.leases: list[Lease] = []
+        self.pins: list[Lease] = []
         self._promises: list[_Promise] = []
         self._published: dict[tuple[int, int], int] = {}
         self._also_held: set[Publication] = set()
@@ -55,9 +56,9 @@ class Watcher:
         watched = self.by_job[job] = Watched(job, request, request.device_pages)
         self.jobs.append(watched)
 
-    def promise(self, lease: Lease, keys: list[tuple[bytes, ...]]) -> None:
-        """Hold the engine to a lease on the pages of these keys, by component."""
-        self.leases.append(lease)
+    def promise(self, lease: Lease, keys: list[tuple[bytes, ...]], *, pin: bool = False) -> None:
+        """Hold the engine to a lease or a pin on the pages of these keys, by component."""
+        (self.pins if pin else self.leases).append(lease)
         self._promises.append(_Promise(lease, lease.slots, keys))
 
     def page_comes(self, load: Load) -> None:
@@ -93,7 +94,8 @@ class Watcher:
     def _check_that_no_more_could_be_had(self, watched: Watched) -> None:
         job, device_pages = watched.job, watched.request.device_pages
         limit = min(job.contiguous, job.granted)
-        assert job.ready == largest_usable(self.driver, watched.request.keys, device_pages, limit, job.lease)
+        most = largest_usable(self.driver, watched.request.keys, device_pages, limit, job.lease)
+        assert job.ready <= most if self.driver.settings.tenants else job.ready == most
 
     def _check_ended(self, watched: Watched) -> None:
         job, request = watched.job, watched.request
@@ -122,7 +124,7 @@ class Watcher:
             for c, holds in enumerate(job.holds):
                 for slot in holds.values():
                     holders.setdefault((c, slot), set()).add(job)
-        for lease in self.driver.engine.leases:
+        for lease in (*self.driver.engine.leases, *self.driver.engine.pins):
             for c, slots in enumerate(lease.slots):
                 for slot in slots:
                     holders.setdefault((c, slot), set()).add(lease)
@@ -137,7 +139,7 @@ class Watcher:
         now = self.driver.now
         for watched in self.jobs:
             assert watched.job.done or min(watched.end_by, watched.job.deadline or math.inf) > now
-        assert all(lease.expires_at > now for lease in self.driver.engine.leases)
+        assert all(lease.expires_at > now for lease in (*self.driver.engine.leases, *self.driver.engine.pins))
 
     def check_leased_slots(self) -> None:
         """The slots of a lease stay the same and show its pages as long as it lives."""

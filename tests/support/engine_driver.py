@@ -9,7 +9,9 @@ from forestage.core.job import Job, PrefetchRequest, Reason, Timing
 from forestage.core.layout import Component, Covers, ModelLayout
 from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
+from forestage.core.shared_index import SharedIndex
 from forestage.core.slots import SlotState
+from forestage.core.tenants import Tenants
 from forestage.core.write import Write
 
 __all__ = ["EngineDriver", "ReadFlag", "SlotLog", "chain", "job_of", "kv_model", "load_of", "model_of"]
@@ -110,7 +112,8 @@ class EngineDriver:
 
     def __post_init__(self) -> None:
         self.logs = [SlotLog(capacity) for capacity in self.capacities]
-        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve)
+        shares = Tenants(self.settings.tenants).shares
+        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve, shares)
         self.engine = Engine({self.layout.name: self.pool}, self.settings)
         self.in_flight: list[Load] = []
         self.stalled: list[Load] = []
@@ -123,7 +126,8 @@ class EngineDriver:
             for slot, filling in enumerate(log.filling):
                 if filling and slot not in log.lent:
                     log.clear(slot)
-        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve)
+        shares = Tenants(self.settings.tenants).shares
+        self.pool = ModelPool(self.layout, self.capacities, self.logs, self.pinned_fraction, self.write_reserve, shares)
         self.engine = Engine({self.layout.name: self.pool}, self.settings)
         self.in_flight, self.stalled = [], []
         dirty: list[list[tuple[int, int, bytes]]] = []
@@ -142,7 +146,7 @@ class EngineDriver:
         for c, lengths in tails:
             self.stored.update((c, keys[length - 1]) for length in lengths)
 
-    def submit(self, keys: Sequence[bytes], request_id: str = "", **options: int) -> Job:
+    def submit(self, keys: Sequence[bytes], request_id: str = "", **options: int | str) -> Job:
         self.sequence += 1
         request = PrefetchRequest(request_id or f"r{self.sequence}", self.layout.name, tuple(keys), **options)  # type: ignore[arg-type]
         return self.engine.submit(request, self.now)
@@ -214,7 +218,7 @@ class EngineDriver:
                 progress = True
             self.check()
 
-    def prefetch(self, keys: Sequence[bytes], **options: int) -> Job:
+    def prefetch(self, keys: Sequence[bytes], **options: int | str) -> Job:
         """Submit and run to the end."""
         job = self.submit(keys, "", **options)
         self.run()
@@ -224,11 +228,17 @@ class EngineDriver:
     # ---- writes
 
     def begin_write(
-        self, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]] | None = None, *, asked: bool = True
+        self,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]] | None = None,
+        *,
+        asked: bool = True,
+        tenant: str = "default",
     ) -> Write:
         """Reserve slots; unless `asked`, L3 cannot say what it has."""
         masks = [bytearray((c, key) in self.stored for key in keys) for c in range(len(self.logs))]
-        return self.engine.begin_write(self.layout.name, keys, tails or {}, masks if asked else None, self.now)
+        known = masks if asked else None
+        return self.engine.begin_write(self.layout.name, keys, tails or {}, known, self.now, tenant)
 
     def commit(self, write: Write) -> Write:
         return self.engine.commit_write(write.id, self.now)
@@ -291,6 +301,8 @@ class EngineDriver:
         for c, log in enumerate(self.logs):
             self.pool.check_writes(c, list(log.lent), list(log.dirty))
         for slots, index in zip(self.pool.slots, self.pool.index, strict=True):
+            if isinstance(index, SharedIndex):
+                assert sum(index.charged) == slots.capacity - slots.free
             pinned = slots.reserved + slots.filling + index.held
             assert pinned <= max(1, int(slots.capacity * self.pinned_fraction))
         for job in self.engine.jobs.values():
@@ -300,7 +312,7 @@ class EngineDriver:
         """Check that nothing is left: no job, lease, read, promise, and every slot can be had."""
         self.check()
         engine = self.engine
-        assert (len(engine.live), len(engine.jobs), len(engine.leases)) == (0, 0, 0)
+        assert (len(engine.live), len(engine.jobs), len(engine.leases), len(engine.pins)) == (0, 0, 0, 0)
         assert not list(engine.writes)
         assert (engine.admission.promised, engine.admission.running, engine.admission.waiting) == (0, 0, 0)
         assert not self.in_flight

@@ -197,9 +197,10 @@ async def live(
     path: Path,
     *models: dict[str, Any],
     token: str = "",
+    tenant_tokens: Mapping[str, str] | None = None,
     inner: Storage | None = None,
     expected: Callable[[bytes, str], bytes] = content,
-    **settings: dict[str, Any],
+    **settings: Any,
 ) -> AsyncIterator[Live]:
     """Run a service over a faulty storage in memory (or `inner`); `settings` are sections of the configuration."""
     raw: dict[str, Any] = {
@@ -213,7 +214,7 @@ async def live(
     pool = await asyncio.to_thread(PoolFile.create, pool_settings(config), config.layouts())
     parts = assemble(config, pool, storage)
     context = Context(config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__)
-    app = create_app(context, token)
+    app = create_app(context, token, tenant_tokens)
     sock = bind_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -1,9 +1,12 @@
 """The FastAPI application."""
 
+from collections.abc import Mapping
+
 from fastapi import FastAPI
 
 from forestage.api.auth import BearerToken
 from forestage.api.context import Context
+from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
 from forestage.api.routes import build_router
@@ -12,8 +15,11 @@ from forestage.api.writes import build_writes
 __all__ = ["create_app"]
 
 
-def create_app(context: Context, token: str = "") -> FastAPI:
-    """Build the application over a running service. A `token` makes every route but probes and metrics want it."""
+def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, str] | None = None) -> FastAPI:
+    """Build the application over a running service.
+
+    `token` and the `tenant_tokens`, by tenant, make every route but probes and metrics want one of them.
+    """
     app = FastAPI(
         title="Forestage",
         version=context.version,
@@ -26,6 +32,10 @@ def create_app(context: Context, token: str = "") -> FastAPI:
     app.include_router(build_probes(context))
     app.include_router(build_router(context))
     app.include_router(build_writes(context))
+    app.include_router(build_pins(context))
+    tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
     if token:
-        app.add_middleware(BearerToken, token=token)
+        tokens[token] = None
+    if tokens:
+        app.add_middleware(BearerToken, tokens=tokens)
     return app

@@ -15,6 +15,7 @@ __all__ = [
     "describe_lease",
     "describe_lookup",
     "describe_model",
+    "describe_pin",
     "describe_progress",
     "describe_regions",
     "describe_write",
@@ -33,6 +34,12 @@ def describe_lease(layout: ModelLayout, lengths: Lengths, lease: Lease | None, r
         answer["lease"] = {"id": lease.id, "expires_in_ms": remaining_ms}
         answer["slots"] = {c.name: slots for c, slots in zip(layout.components, lease.slots, strict=True)}
     return answer
+
+
+def describe_pin(layout: ModelLayout, lengths: Lengths, pin: Lease | None, remaining_ms: int) -> dict[str, Any]:
+    """Describe a pinned prefix; without an `id` if nothing of it could be pinned."""
+    answer = {"model": layout.name, **_pages_and_tokens(asdict(lengths), layout), "expires_in_ms": remaining_ms}
+    return answer if pin is None else {"id": pin.id, **answer}
 
 
 def describe_job(job: Job, remaining_ms: int, timing_ms: dict[str, float]) -> dict[str, Any]:

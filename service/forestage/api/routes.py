@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from forestage.api.auth import bound_tenant, tenant_of
 from forestage.api.codec import answer, read_body
 from forestage.api.context import Context
 from forestage.api.describe import describe_job, describe_lease, describe_lookup, describe_model, describe_regions
-from forestage.api.keys import parse_keys
+from forestage.api.reading import BODY_PROBLEMS, read_prefix
 from forestage.api.schemas import (
     MAX_WAIT_MS,
     InfoAnswer,
@@ -20,10 +21,10 @@ from forestage.api.schemas import (
     PoolAnswer,
     PrefetchAnswer,
     PrefetchBody,
-    PrefixBody,
     Problem,
     RenewAnswer,
     RenewBody,
+    TenantBody,
     check,
     problem_answers,
     request_schema,
@@ -36,9 +37,6 @@ __all__ = ["build_router"]
 WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many milliseconds for the job to be done")]
 
 
-_BODY_PROBLEMS = (400, 404, 413, 415, 422)
-
-
 def build_router(context: Context) -> APIRouter:
     """Build the routes over a running service."""
     router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
@@ -48,21 +46,16 @@ def build_router(context: Context) -> APIRouter:
         remaining = 0 if job.lease is None else service.remaining_ms(job.lease)
         return describe_job(job, remaining, service.spans_ms(job))
 
-    async def read_prefix(request: Request) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-        body = await read_body(request, config.server.max_body_bytes)
-        keys = parse_keys(body.pop("keys", None), body.pop("key_bytes", None), config.prefetch.max_pages)
-        return body, keys
-
     @router.post(
         "/prefetch",
         summary="Bring a prefix into the host pool",
         response_model=PrefetchAnswer,
-        responses=problem_answers(*_BODY_PROBLEMS, 409, 429, 503)
+        responses=problem_answers(*BODY_PROBLEMS, 409, 429, 503)
         | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
         openapi_extra=request_schema(PrefetchBody),
     )
     async def start_prefetch(request: Request) -> Response:
-        raw, keys = await read_prefix(request)
+        raw, keys = await read_prefix(request, config)
         body = check(PrefetchBody, raw, len(keys))
         wanted = PrefetchRequest(
             request_id=body.request_id or uuid.uuid4().hex,
@@ -73,7 +66,7 @@ def build_router(context: Context) -> APIRouter:
             priority=body.priority,
             deadline_ms=config.prefetch.deadline_ms if body.deadline_ms is None else body.deadline_ms,
             lease_ms=min(body.lease_ms or config.lease.default_ms, config.lease.max_ms),
-            tenant=body.tenant,
+            tenant=tenant_of(request, body),
         )
         job, new = service.submit(wanted)
         if not await wait_for_job(service, job, body.wait_ms, request.receive) and new:
@@ -87,7 +80,7 @@ def build_router(context: Context) -> APIRouter:
         responses=problem_answers(404, 422),
     )
     async def get_prefetch(request: Request, request_id: str, wait_ms: WaitMs = 0) -> Response:
-        job = service.find(request_id)
+        job = service.find(request_id, bound_tenant(request))
         await wait_for_job(service, job, wait_ms, request.receive)
         return answer(request, describe(job))
 
@@ -98,44 +91,46 @@ def build_router(context: Context) -> APIRouter:
         responses=problem_answers(404, 503),
     )
     async def finish_prefetch(request: Request, request_id: str) -> Response:
-        job = service.find(request_id)
+        job = service.find(request_id, bound_tenant(request))
         service.finish(job)
         # It settles within prefetch.settle_ms; the generous bound only guards against a wedged loop.
         await wait_for_job(service, job, config.prefetch.settle_ms + 10_000, request.receive)
         return answer(request, describe(job))
 
     @router.delete("/prefetch/{request_id}", summary="Cancel and forget a prefetch, release its lease", status_code=204)
-    async def delete_prefetch(request_id: str) -> Response:
-        service.forget(request_id)
+    async def delete_prefetch(request: Request, request_id: str) -> Response:
+        service.forget(request_id, bound_tenant(request))
         return Response(status_code=204)
 
     @router.post(
         "/lookup",
         summary="Say what a prefetch would find and be granted",
         response_model=LookupAnswer,
-        responses=problem_answers(*_BODY_PROBLEMS),
-        openapi_extra=request_schema(PrefixBody),
+        responses=problem_answers(*BODY_PROBLEMS),
+        openapi_extra=request_schema(TenantBody),
     )
     async def lookup(request: Request) -> Response:
-        raw, keys = await read_prefix(request)
-        body = check(PrefixBody, raw, len(keys))
+        raw, keys = await read_prefix(request, config)
+        body = check(TenantBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
-        return answer(request, describe_lookup(layout, await service.lookup(body.model, keys, body.device_pages)))
+        plan = await service.lookup(body.model, keys, body.device_pages, tenant_of(request, body))
+        return answer(request, describe_lookup(layout, plan))
 
     @router.post(
         "/leases",
         summary="Lease what is resident of a prefix",
         response_model=LeasedAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*_BODY_PROBLEMS, 503),
+        responses=problem_answers(*BODY_PROBLEMS, 503),
         openapi_extra=request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:
-        raw, keys = await read_prefix(request)
+        raw, keys = await read_prefix(request, config)
         body = check(LeaseBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
         lease_ms = min(body.lease_ms or config.lease.default_ms, config.lease.max_ms)
-        lengths, lease = service.take_lease(body.model, keys, body.device_pages, lease_ms)
+        tenant = tenant_of(request, body)
+        lengths, lease = service.take_lease(body.model, keys, body.device_pages, lease_ms, tenant)
         remaining = 0 if lease is None else service.remaining_ms(lease)
         return answer(request, describe_lease(layout, lengths, lease, remaining))
 

@@ -7,12 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forestage.core.errors import BadRequestError
 
 __all__ = [
+    "EvictedAnswer",
     "Health",
     "InfoAnswer",
     "LeaseBody",
     "LeasedAnswer",
     "LookupAnswer",
     "ModelsAnswer",
+    "PinBody",
+    "PinnedAnswer",
     "PoolAnswer",
     "PrefetchAnswer",
     "PrefetchBody",
@@ -20,6 +23,7 @@ __all__ = [
     "Problem",
     "RenewAnswer",
     "RenewBody",
+    "TenantBody",
     "WriteAnswer",
     "WriteBody",
     "WriteCounts",
@@ -49,7 +53,13 @@ class PrefixBody(_Body):
     device_pages: Pages = 0
 
 
-class PrefetchBody(PrefixBody):
+class TenantBody(PrefixBody):
+    """Which prefix, and in whose name."""
+
+    tenant: str = Field(default="default", min_length=1, max_length=128)
+
+
+class PrefetchBody(TenantBody):
     """What to bring, and on which terms. Times are milliseconds; 0 means none."""
 
     request_id: RequestId | None = None
@@ -58,13 +68,18 @@ class PrefetchBody(PrefixBody):
     deadline_ms: Millis | None = None
     wait_ms: int = Field(default=0, ge=0, le=MAX_WAIT_MS)
     lease_ms: LeaseMillis | None = None
-    tenant: str = Field(default="default", min_length=1, max_length=128)
 
 
-class LeaseBody(PrefixBody):
+class LeaseBody(TenantBody):
     """Which resident prefix to lease, and for how long."""
 
     lease_ms: LeaseMillis | None = None
+
+
+class PinBody(TenantBody):
+    """Which resident prefix to keep, and for how long."""
+
+    ttl_ms: LeaseMillis
 
 
 class RenewBody(_Body):
@@ -134,6 +149,21 @@ class LeasedAnswer(BaseModel):
     tokens: LengthsAnswer
     lease: LeaseAnswer | None = None
     slots: dict[str, list[int]] | None = None
+
+
+class PinnedAnswer(BaseModel):
+    id: str | None = None
+    model: str
+    page_tokens: int
+    pages: LengthsAnswer
+    tokens: LengthsAnswer
+    expires_in_ms: int
+
+
+class EvictedAnswer(BaseModel):
+    model: str
+    evicted: int
+    kept: int
 
 
 class RenewAnswer(BaseModel):

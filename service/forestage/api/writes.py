@@ -5,10 +5,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from forestage.api.codec import answer, read_body
+from forestage.api.auth import tenant_of
+from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_progress, describe_write
-from forestage.api.keys import parse_keys
+from forestage.api.reading import BODY_PROBLEMS, read_prefix
 from forestage.api.schemas import (
     MAX_WAIT_MS,
     Problem,
@@ -40,15 +41,14 @@ def build_writes(context: Context) -> APIRouter:
         summary="Reserve slots for pages that the caller will put there",
         status_code=201,
         response_model=WriteAnswer,
-        responses=problem_answers(400, 404, 413, 415, 422, 503),
+        responses=problem_answers(*BODY_PROBLEMS, 503),
         openapi_extra=request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:
-        raw = await read_body(request, config.server.max_body_bytes)
-        keys = parse_keys(raw.pop("keys", None), raw.pop("key_bytes", None), config.prefetch.max_pages)
+        raw, keys = await read_prefix(request, config)
         body = check(WriteBody, raw)
         tails = _by_component(service.engine.pool(body.model).layout, body.tails, len(keys))
-        write = await service.begin_write(body.model, keys, tails)
+        write = await service.begin_write(body.model, keys, tails, tenant_of(request, body))
         place = {"instance": context.pool.instance, "generation": context.pool.generation}
         return answer(request, {**describe_write(write, service.write_remaining_ms(write)), **place}, 201)
 

@@ -17,6 +17,7 @@ from forestage.config.schema import (
     StorageConfig,
     WritesConfig,
 )
+from forestage.config.tenants import TenantConfig
 
 __all__ = [
     "ComponentConfig",
@@ -32,6 +33,7 @@ __all__ = [
     "RedisConfig",
     "ServerConfig",
     "StorageConfig",
+    "TenantConfig",
     "WritesConfig",
     "expected_shards",
     "load",

@@ -1,6 +1,7 @@
 """Settings from environment variables: `FORESTAGE_<SECTION>__<KEY>`, hyphens written `_`.
 
-Law: every setting outside `[[models]]` has exactly one variable, and a variable that belongs to none is a mistake.
+Law: every setting outside `[[models]]` and `[[tenants]]` has exactly one variable, and a variable that belongs to none
+is a mistake.
 """
 
 import re
@@ -27,7 +28,7 @@ def _leaves(kind: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tup
         key = (*above, field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _leaves(field.annotation, key)
-        elif key != ("models",):
+        elif key not in {("models",), ("tenants",)}:
             yield key, field
 
 
@@ -55,8 +56,9 @@ def _from_text(field: FieldInfo, text: str) -> object:
 
 def _unknown(name: str, known: Mapping[str, object]) -> str:
     rest = name.removeprefix(PREFIX)
-    if rest == "MODELS" or rest.startswith("MODELS_"):
-        return "models come only from the file"
+    for array in ("models", "tenants"):
+        if rest == array.upper() or rest.startswith(array.upper() + "_"):
+            return f"{array} come only from the file"
     made_by_kubernetes = _SERVICE_LINK.fullmatch(rest)
     hint = "; if Kubernetes made it for a Service, set enableServiceLinks: false in the pod"
     similar = close_to(rest, (key.removeprefix(PREFIX) for key in known), PREFIX)

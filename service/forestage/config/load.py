@@ -9,8 +9,15 @@ from pydantic import ValidationError
 from forestage.config.environment import overlay
 from forestage.config.mistakes import ConfigError, Key, key_text, shown, validation_mistakes
 from forestage.config.models import ModelConfig
-from forestage.config.relations import component_mistakes, name_mistakes, pool_mistakes, shard_mistakes
+from forestage.config.relations import (
+    component_mistakes,
+    name_mistakes,
+    pool_mistakes,
+    shard_mistakes,
+    share_mistakes,
+)
 from forestage.config.schema import Config, PoolConfig, ServerConfig, StorageConfig
+from forestage.config.tenants import TenantConfig
 
 __all__ = ["load", "read_token"]
 
@@ -95,8 +102,7 @@ def _validate(raw: dict[str, Any]) -> tuple[Config | None, list[tuple[Key, str]]
 
 
 def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
-    if not _any_under(("server",), bad):
-        yield from _token_mistakes(ServerConfig.model_validate(raw.get("server", {})))
+    yield from _tenant_mistakes(raw, bad)
     tables = raw.get("models")
     tables = tables if isinstance(tables, list) else []
     yield from name_mistakes(tables, ("models",))
@@ -112,12 +118,28 @@ def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
         yield from pool_mistakes(PoolConfig.model_validate(raw.get("pool", {})), sound)
 
 
-def _token_mistakes(server: ServerConfig) -> Iterator[tuple[Key, str]]:
-    try:
-        if server.token_file:
-            read_token(server.token_file)
-    except ValueError as error:
-        yield ("server", "token_file"), f"{shown(server.token_file)} {error}"
+def _tenant_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
+    """Yield what is wrong with tenants and with the tokens that say who calls, the service-wide one among them."""
+    files: dict[Key, str] = {}
+    if not _any_under(("server",), bad):
+        files["server", "token_file"] = ServerConfig.model_validate(raw.get("server", {})).token_file
+    tables = raw.get("tenants")
+    tables = tables if isinstance(tables, list | tuple) else []
+    yield from name_mistakes(tables, ("tenants",))
+    sound = {i: TenantConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("tenants", i), bad)}
+    if len(sound) == len(tables):
+        yield from share_mistakes(sound)
+    files |= {("tenants", i, "token_file"): tenant.token_file for i, tenant in sound.items()}
+    first: dict[str, Key] = {}
+    for key, path in files.items():
+        try:
+            token = read_token(path) if path else ""
+        except ValueError as error:
+            yield key, f"{shown(path)} {error}"
+            continue
+        if token and token in first:
+            yield key, f"{shown(path)} holds the same token as {key_text(first[token])}, so it would not tell who calls"
+        first.setdefault(token, key)
 
 
 def _any_under(table: Key, bad: list[Key]) -> bool:

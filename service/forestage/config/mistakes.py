@@ -41,7 +41,7 @@ _RULES_WITHOUT_VALUE = {
     "no_tables": "is empty",
     "tuple_type": "must be an array of tables",
 }
-_ARRAYS = {"models": "[[models]]", "components": "[[models.components]]"}
+_ARRAYS = {"models": "[[models]]", "components": "[[models.components]]", "tenants": "[[tenants]]"}
 
 
 class ConfigError(StartError):

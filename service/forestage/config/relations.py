@@ -1,18 +1,29 @@
-"""What must hold between tables: names are unique, the pool holds the layouts, ranks agree with file names.
+"""What must hold between tables: names are unique, promises can be kept, the pool holds the layouts, ranks agree with
+file names.
 
 Law: each check looks only at tables that are sound by themselves, so one slip gives one mistake.
 """
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from forestage.config.mistakes import Key, key_text, shown
 from forestage.config.models import ModelConfig
 from forestage.config.schema import PoolConfig
+from forestage.config.tenants import TenantConfig
 from forestage.core.geometry import GeometryError, lay_out
 from forestage.core.layout import HicacheNaming
+from forestage.core.tenants import MAX_TENANTS
 
-__all__ = ["component_mistakes", "expected_shards", "name_mistakes", "pool_mistakes", "shard_mistakes"]
+__all__ = [
+    "component_mistakes",
+    "expected_shards",
+    "name_mistakes",
+    "pool_mistakes",
+    "shard_mistakes",
+    "share_mistakes",
+]
 
 Mistake = tuple[Key, str]
 
@@ -68,3 +79,12 @@ def pool_mistakes(pool: PoolConfig, models: Mapping[int, ModelConfig]) -> Iterat
         lay_out(tuple(model.model_layout() for model in models.values()), pool.bytes)
     except GeometryError as error:
         yield ("pool", "bytes"), str(error)
+
+
+def share_mistakes(tenants: Mapping[int, TenantConfig]) -> Iterator[Mistake]:
+    """Yield that there are too many tenants, or that more is promised to them than there is."""
+    if len(tenants) > MAX_TENANTS:
+        yield ("tenants",), f"at most {MAX_TENANTS} can be configured, got {len(tenants)}"
+    promised = sum(Fraction(repr(tenant.min_share)) for tenant in tenants.values())
+    if promised > 1:
+        yield ("tenants",), f"min_share of all together must be at most 1, is {float(promised):.6g}"

@@ -19,6 +19,8 @@ def render(config: Config) -> str:
     lines: list[str] = []
     for name in ("server", "pool", "storage", "prefetch", "lease", "writes"):
         _table(getattr(config, name), name, lines)
+    for tenant in config.tenants:
+        lines += ["", "[[tenants]]", *_pairs(tenant)]
     for model in config.models:
         lines += ["", "[[models]]", *_pairs(model)]
         lines.append(f"hicache = {{{', '.join(_pairs(model.hicache))}}}")

@@ -11,8 +11,10 @@ from forestage.config.models import ModelConfig
 from forestage.config.quantities import Bytes, Mode
 from forestage.config.redis_url import RedisUrl
 from forestage.config.section import AtLeastOne, Count, Milliseconds, Section, Timeout
+from forestage.config.tenants import TenantConfig
 from forestage.config.words import Host, Path, Prefix, SocketPath, Text
 from forestage.core.layout import ModelLayout
+from forestage.core.tenants import TenantShare
 
 __all__ = [
     "Config",
@@ -108,6 +110,7 @@ class LeaseConfig(Section):
 
     max_ms: Milliseconds = 600_000
     default_ms: Milliseconds = Field(default=30_000, validate_default=True)
+    max_pin_ms: Timeout = 3_600_000
     max_pinned_fraction: float = Field(default=1.0, gt=0, le=1)
 
     @field_validator("default_ms")
@@ -136,7 +139,12 @@ class Config(Section):
     prefetch: PrefetchConfig = PrefetchConfig()
     lease: LeaseConfig = LeaseConfig()
     writes: WritesConfig = WritesConfig()
+    tenants: Annotated[tuple[TenantConfig, ...], Field(strict=False)] = ()
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False), AtLeastOne]
+
+    def shares(self) -> tuple[TenantShare, ...]:
+        """Return the configured tenants as the core knows them."""
+        return tuple(tenant.share() for tenant in self.tenants)
 
     def layouts(self) -> tuple[ModelLayout, ...]:
         """Return what a page of each model consists of, in configured order."""

@@ -18,7 +18,7 @@ def check_integrity(engine: Engine) -> None:
             for job in engine.live:
                 if job.layout.name == name:
                     held.update(job.holds[c].values())
-            for lease in engine.leases:
+            for lease in (*engine.leases, *engine.pins):
                 if lease.model == name:
                     held.update(lease.slots[c])
             for write in engine.writes:

@@ -36,6 +36,7 @@ from forestage.core.plan import Plan
 from forestage.core.prefix import PrefixMap
 from forestage.core.read_queue import ReadQueue
 from forestage.core.settling import aim, aim_below_cut, has_its_aim
+from forestage.core.tenants import DEFAULT_TENANT, Tenants, TenantShare
 from forestage.core.timers import Timers
 from forestage.core.write import Write, WriteSettings
 from forestage.core.writes import Writes
@@ -55,6 +56,8 @@ class EngineSettings:
     keep_done_s: float = 60.0
     max_lease_s: float = 600.0
     writes: WriteSettings = field(default_factory=WriteSettings)
+    max_pin_s: float = 3600.0
+    tenants: tuple[TenantShare, ...] = ()
 
 
 class Engine:
@@ -64,7 +67,8 @@ class Engine:
         self.pools = pools
         self.settings = settings
         self.jobs: dict[str, Job] = {}
-        self.admission = Admission(settings.budget_bytes, settings.queue_limit)
+        self.tenants = Tenants(settings.tenants)
+        self.admission = Admission(settings.budget_bytes, settings.queue_limit, shares=self.tenants.shares)
         self.stopping = False
         self.probes: deque[Job] = deque()
         self.finished: deque[Job] = deque()
@@ -74,6 +78,7 @@ class Engine:
         self._timers: Timers[Callable[[float], None]] = Timers()
         self.leases = Leases(pools, settings.max_lease_s, self._timers)
         self.writes = Writes(pools, settings.writes, self._timers)
+        self.pins = Leases(pools, settings.max_pin_s, self._timers, uses=False)
 
     # ---- requests
 
@@ -99,7 +104,7 @@ class Engine:
         pool = self.pool(request.model)
         self._refuse_if_stopping()
         deadline = now + request.deadline_ms / 1e3 if request.deadline_ms else None
-        job = Job(request, pool.layout, digest, Timing(now), deadline)
+        job = Job(request, pool.layout, digest, Timing(now), deadline, self.tenants.number(request.tenant))
         admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages))
         self.jobs[request.request_id] = job
         self.live.add(job)
@@ -135,30 +140,67 @@ class Engine:
         for job in tuple(self.live):
             self._stop(job, Reason.SHUTDOWN, now)
 
-    def measure(self, model: str, keys: Sequence[bytes], device_pages: int, masks: Masks | None) -> Plan:
+    def measure(
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        device_pages: int,
+        masks: Masks | None,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Plan:
         """Say what a prefetch would find and be granted now. Holds nothing, changes no recency."""
         pool = self.pool(model)
-        return pool.plan(pool.survey(keys, device_pages, masks))
+        return pool.plan(pool.survey(keys, device_pages, masks), self.tenants.number(tenant))
 
     def take_lease(
-        self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        device_pages: int,
+        lease_s: float,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> tuple[Lengths, Lease | None]:
         """Lease the resident restorable prefix; L3 is not asked, so `stored` counts only what is resident."""
         self.pool(model)
         self._refuse_if_stopping()
-        return self.leases.take(model, keys, device_pages, lease_s, now)
+        return self.leases.take(model, keys, device_pages, lease_s, now, self.tenants.number(tenant))
+
+    def pin(
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        device_pages: int,
+        ttl_s: float,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
+    ) -> tuple[Lengths, Lease | None]:
+        """Keep the resident restorable prefix for `ttl_s` seconds, as a lease whose slots nobody is told."""
+        self.pool(model)
+        self._refuse_if_stopping()
+        return self.pins.take(model, keys, device_pages, ttl_s, now, self.tenants.number(tenant))
+
+    def demote(self, model: str, keys: Sequence[bytes], device_pages: int) -> tuple[int, int]:
+        """Let the resident pages of a prefix be evicted first; see ModelPool.demote."""
+        return self.pool(model).demote(keys, device_pages)
 
     def renew_lease(self, lease_id: str, lease_s: float, now: float) -> Lease:
         """Give a lease another `lease_s` seconds from now; GoneError if it has ended."""
         return self.leases.renew(lease_id, lease_s, now)
 
     def begin_write(
-        self, model: str, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]], masks: Masks | None, now: float
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]],
+        masks: Masks | None,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
     ) -> Write:
         """Reserve slots for pages that an engine will write, see Writes.begin. Raises NotFoundError, StoppingError."""
         pool = self.pool(model)
         self._refuse_if_stopping()
-        return self.writes.begin(pool, keys, tails, masks, now)
+        return self.writes.begin(pool, keys, tails, masks, now, self.tenants.number(tenant))
 
     def commit_write(self, write_id: str, now: float) -> Write:
         """Publish the pages of a write: resident at once, in L3 behind; jobs that wait for one have it now. Idempotent.
@@ -309,14 +351,14 @@ class Engine:
         pool, device_pages = self.pools[job.layout.name], job.request.device_pages
         job.host = min(pool.index[c].resident_run(job.keys, device_pages) for c in job.layout.every_page)
         job.stored = job.host
-        job.contiguous = pool.holdable(job.keys, device_pages, job.host)
+        job.contiguous = pool.holdable(job.keys, device_pages, job.host, job.tenant)
         for c in job.layout.every_page:
             hold(pool, job, c, range(device_pages, job.contiguous))
 
     def _grant(self, job: Job, prefix: PrefixMap, now: float) -> None:
         """Decide how much is read, and reserve all of it in this one step."""
         pool = self.pools[job.layout.name]
-        plan = pool.plan(prefix)
+        plan = pool.plan(prefix, job.tenant)
         job.host, job.stored, job.restorable, job.granted = plan.host, plan.stored, plan.restorable, plan.granted
         job.timing.granted = now
         if not plan.worth_reading(job.request.min_pages):
@@ -458,13 +500,13 @@ class Engine:
         prefix = self._survey(job, loading=False)
         if job.timing.granted is None:
             # L3 never answered; what is resident is usable all the same.
-            plan = pool.plan(prefix)
+            plan = pool.plan(prefix, job.tenant)
             job.host = job.stored = plan.host
             job.contiguous = job.restorable = job.granted = job.ready = plan.usable
             return prefix
         length = prefix.largest_boundary(min(job.contiguous, job.granted), resident=True)
         while length > job.request.device_pages and any(
-            prefix.cost(c, length) > pool.room(c) for c in job.layout.tails
+            prefix.cost(c, length) > pool.room(c, job.tenant) for c in job.layout.tails
         ):
             length = prefix.largest_boundary(length - 1, resident=True)
         job.ready = length

@@ -7,6 +7,7 @@ __all__ = [
     "BadRequestError",
     "CapacityError",
     "ConflictError",
+    "ForbiddenError",
     "ForestageError",
     "GoneError",
     "NotFoundError",
@@ -42,6 +43,13 @@ class TooLargeError(ForestageError):
 
     status = 413
     slug = "too-large"
+
+
+class ForbiddenError(ForestageError):
+    """The caller's token is that of one tenant, and it asked in the name of another."""
+
+    status = 403
+    slug = "other-tenant"
 
 
 class NotFoundError(ForestageError):

@@ -31,7 +31,7 @@ def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
     wanted = {page: index.find(job.keys[page]) for page in pages if page not in held}
     # A page that this very job brought is not "used" because the job looks at it again.
     index.mark_used(slot for page, slot in wanted.items() if page not in job.arrived_pages[c])
-    index.hold(wanted.values())
+    index.hold(wanted.values(), job.tenant)
     held.update(wanted)
 
 

@@ -37,7 +37,7 @@ class PageIndex:
     @property
     def held(self) -> int:
         """Resident pages that a job or a lease holds."""
-        return len(self._slot_of) - len(self._evictable)
+        return len(self._slot_of) - self.evictable
 
     def find(self, key: bytes) -> int:
         """Return the slot of a resident page, -1 if it is not resident."""
@@ -80,9 +80,9 @@ class PageIndex:
         self._holds[slot] = holds
         self._fresh[slot] = fresh
         if not holds:
-            self._evictable[slot] = None
+            self._order_of(slot)[slot] = None
 
-    def hold(self, slots: Iterable[int]) -> None:
+    def hold(self, slots: Iterable[int], tenant: int = 0) -> None:
         """Keep resident pages from eviction until they are released as often as held."""
         holds, evictable = self._holds, self._evictable
         for slot in slots:
@@ -109,8 +109,13 @@ class PageIndex:
                 fresh[slot] = 0
                 self.used += 1
 
-    def evict(self) -> int:
-        """Drop the page that goes first and return its slot; there must be an evictable one."""
+    def demote(self, slots: Iterable[int]) -> None:
+        """Let resident pages that nobody holds go first from now on. Pass deeper pages last: they go before others."""
+        for slot in slots:
+            self._evictable.move_to_end(slot, last=False)
+
+    def evict(self, tenant: int = 0) -> int:
+        """Drop the page that goes first when `tenant` wants a slot, and return its slot; there must be one."""
         slot, _ = self._evictable.popitem(last=False)
         self.evicted += 1
         self._forget(slot)
@@ -118,8 +123,12 @@ class PageIndex:
 
     def drop(self, slot: int) -> None:
         """Drop a resident page that nobody holds."""
-        del self._evictable[slot]
+        del self._order_of(slot)[slot]
         self._forget(slot)
+
+    def _order_of(self, slot: int) -> OrderedDict[int, None]:
+        """Return the order of eviction in which a resident page stands while nobody holds it."""
+        return self._evictable
 
     def _forget(self, slot: int) -> None:
         key = self._key_of[slot]
@@ -143,9 +152,13 @@ class PageIndex:
         named = sum(key is not None for key in self._key_of)
         if named != len(self._slot_of):
             raise RuntimeError(f"{named} slots name a key, {len(self._slot_of)} keys name a slot")
+        num_idle = 0
         for slot, named_key in enumerate(self._key_of):
             idle = named_key is not None and self._holds[slot] == 0
-            if idle != (slot in self._evictable):
-                raise RuntimeError(f"slot {slot}: holds {self._holds[slot]}, evictable {slot in self._evictable}")
+            if named_key is not None and idle != (slot in self._order_of(slot)):
+                raise RuntimeError(f"slot {slot}: holds {self._holds[slot]}, evictable {not idle}")
+            num_idle += idle
             if named_key is None and (self._holds[slot] or self._fresh[slot]):
                 raise RuntimeError(f"slot {slot} is held or fresh without a page")
+        if num_idle != self.evictable:
+            raise RuntimeError(f"{self.evictable} evictable slots, recounted {num_idle}")

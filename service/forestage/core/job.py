@@ -127,7 +127,7 @@ class Timing:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A prefetch under way or done. Only the engine changes it.
+    """A prefetch under way or done. Only the engine changes it. `tenant` is the number of who asks, see Tenants.
 
     `aim` is the boundary whose pages it holds or waits for, `cut_at` how far it can come at all. `holds[c]` and
     `pending[c]` are by page: the slots of resident pages that it holds, and the loads that it waits for.
@@ -140,6 +140,7 @@ class Job:
     digest: bytes
     timing: Timing
     deadline: float | None
+    tenant: int = 0
     state: JobState = JobState.QUEUED
     outcome: Outcome | None = None
     keys: Sequence[bytes] = ()

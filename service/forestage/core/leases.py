@@ -1,4 +1,4 @@
-"""Time-limited holds on resident pages.
+"""Time-limited holds on resident pages: leases, whose slots are handed out, and pins, whose slots are not.
 
 Law: a lease that is alive owns exactly one hold on each of its slots; a lease that has ended owns none.
 """
@@ -35,11 +35,22 @@ class Lease:
 
 
 class Leases:
-    """Leases by id. `max_s` bounds how far from now a lease can end; their ends are among the `timers`."""
+    """Leases by id. `max_s` bounds how far from now a lease can end; their ends are among the `timers`.
 
-    def __init__(self, pools: Mapping[str, ModelPool], max_s: float, timers: Timers[Callable[[float], None]]) -> None:
+    `uses` says whether taking, renewing and releasing one means that its pages are used.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[str, ModelPool],
+        max_s: float,
+        timers: Timers[Callable[[float], None]],
+        *,
+        uses: bool = True,
+    ) -> None:
         self._pools = pools
         self._max_s = max_s
+        self._uses = uses
         self._timers = timers
         self._by_id: dict[str, Lease] = {}
         self.expired = 0
@@ -51,12 +62,15 @@ class Leases:
         return iter(self._by_id.values())
 
     def take(
-        self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float
+        self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float, tenant: int = 0
     ) -> tuple[Lengths, Lease | None]:
-        """Lease the resident restorable prefix. L3 is not asked, so `stored` counts only what is resident."""
+        """Lease the resident restorable prefix, within the room of a tenant.
+
+        L3 is not asked, so `stored` counts only what is resident.
+        """
         pool = self._pools[model]
         prefix = pool.survey(keys, device_pages, None, loading=False)
-        plan = pool.plan(prefix)
+        plan = pool.plan(prefix, tenant)
         length = plan.granted
         lengths = Lengths(len(keys), plan.host, plan.stored, plan.restorable, length, length)
         if length == device_pages:
@@ -64,9 +78,10 @@ class Leases:
         slots = []
         for index, pages in zip(pool.index, prefix.ranges(length), strict=True):
             slots.append(tuple(index.find(keys[page]) for page in pages))
-            index.mark_used(slots[-1])
-            index.hold(slots[-1])
-        return lengths, self.take_over(model, device_pages, length, tuple(slots), lease_s, now)
+            index.hold(slots[-1], tenant)
+        lease = self.take_over(model, device_pages, length, tuple(slots), lease_s, now)
+        self._mark_used(lease)
+        return lengths, lease
 
     def take_over(
         self, model: str, device_pages: int, length: int, slots: tuple[tuple[int, ...], ...], lease_s: float, now: float
@@ -103,6 +118,8 @@ class Leases:
         self._end(lease)
 
     def _mark_used(self, lease: Lease) -> None:
+        if not self._uses:
+            return
         for c, slots in enumerate(lease.slots):
             self._pools[lease.model].index[c].mark_used(slots)
 

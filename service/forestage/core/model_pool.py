@@ -13,7 +13,9 @@ from forestage.core.layout import ModelLayout
 from forestage.core.loads import Load
 from forestage.core.plan import Plan, make_plan
 from forestage.core.prefix import PageStatus, PrefixMap
+from forestage.core.shared_index import SharedIndex
 from forestage.core.slots import SlotEvents, Slots, SlotState
+from forestage.core.tenants import TenantShare
 
 __all__ = ["ModelPool"]
 
@@ -26,6 +28,7 @@ class ModelPool:
 
     `pinned_fraction` bounds what may be reserved, filling or held at once, per component; `write_reserve` is the part
     that grants leave to writes.
+    `shares` are those of the tenants, by number; without any, all pages are in one order of eviction.
     """
 
     def __init__(
@@ -35,31 +38,39 @@ class ModelPool:
         events: Sequence[SlotEvents],
         pinned_fraction: float = 1.0,
         write_reserve: float = 0.0,
+        shares: Sequence[TenantShare] = (),
     ) -> None:
         self.layout = layout
         self.slots = [Slots(capacity) for capacity in capacities]
-        self.index = [PageIndex(capacity) for capacity in capacities]
+        self._pinnable = [max(1, int(capacity * pinned_fraction)) for capacity in capacities]
+        bounds = zip(capacities, self._pinnable, strict=True)
+        self._shared = [SharedIndex(capacity, shares, pinnable) for capacity, pinnable in bounds] if shares else []
+        self.index: Sequence[PageIndex] = self._shared or [PageIndex(capacity) for capacity in capacities]
+        self._inherited = len(shares)
         self.loads: list[dict[bytes, Load]] = [{} for _ in capacities]
         self._stalled: list[set[Load]] = [set() for _ in capacities]
         self._lent: list[set[int]] = [set() for _ in capacities]
         self._dirty: list[set[int]] = [set() for _ in capacities]
         self._events = events
-        self._pinnable = [max(1, int(capacity * pinned_fraction)) for capacity in capacities]
         self._write_reserve = [
             min(int(capacity * write_reserve), pinnable - 1)
             for capacity, pinnable in zip(capacities, self._pinnable, strict=True)
         ]
 
-    def room(self, component: int) -> int:
+    def room(self, component: int, tenant: int = 0) -> int:
         """Slots that a grant may take now: as many as a write could have, less what is kept for writes."""
         kept = self._write_reserve[component] - self.unsettled(component)
-        return max(0, self.write_room(component) - max(0, kept))
+        return max(0, self.write_room(component, tenant) - max(0, kept))
 
-    def write_room(self, component: int) -> int:
-        """Slots that a write may take now: free or evictable, within what may still be pinned."""
-        available = self.slots[component].free + self.index[component].evictable
+    def write_room(self, component: int, tenant: int = 0) -> int:
+        """Slots that a write may take now: free or evictable, within what may still be pinned and within the shares."""
+        free = self.slots[component].free
+        available = free + self.index[component].evictable
         pinned = self.slots[component].capacity - available
-        return max(0, min(available, self._pinnable[component] - pinned))
+        room = min(available, self._pinnable[component] - pinned)
+        if self._shared:
+            room = min(room, self._shared[component].room(tenant, free))
+        return max(0, room)
 
     def unsettled(self, component: int) -> int:
         """Slots that writes use now: lent to engines, or with a page that L3 does not have yet."""
@@ -90,13 +101,13 @@ class ModelPool:
             status.append(of_component)
         return PrefixMap(self.layout, device_pages, status)
 
-    def plan(self, prefix: PrefixMap) -> Plan:
-        """Say how much of a prefix could be granted now."""
-        return make_plan(prefix, [self.room(c) for c in range(len(self.slots))])
+    def plan(self, prefix: PrefixMap, tenant: int = 0) -> Plan:
+        """Say how much of a prefix could be granted to a tenant now."""
+        return make_plan(prefix, [self.room(c, tenant) for c in range(len(self.slots))])
 
-    def fits(self, prefix: PrefixMap, length: int, kept: int) -> bool:
+    def fits(self, prefix: PrefixMap, length: int, kept: int, tenant: int = 0) -> bool:
         """Say whether the tail windows of `length` and of `kept` beside it fit into the room there is now."""
-        return all(prefix.joint_cost(c, length, kept) <= self.room(c) for c in self.layout.tails)
+        return all(prefix.joint_cost(c, length, kept) <= self.room(c, tenant) for c in self.layout.tails)
 
     def missing_bytes(self, keys: Sequence[bytes], device_pages: int) -> int:
         """Return the most that a prefetch of this prefix could have to reserve, in bytes of slots."""
@@ -108,10 +119,10 @@ class ModelPool:
             total += min(missing, self.slots[c].capacity) * component.slot_bytes
         return total
 
-    def holdable(self, keys: Sequence[bytes], first: int, length: int) -> int:
+    def holdable(self, keys: Sequence[bytes], first: int, length: int, tenant: int = 0) -> int:
         """Return how far a prefix that is resident from page `first` to `length` may be held now, as a length."""
         for c in self.layout.every_page:
-            room, index = self.room(c), self.index[c]
+            room, index = self.room(c, tenant), self.index[c]
             if room >= length - first:
                 continue  # enough, whoever holds them already
             for page in range(first, length):
@@ -123,17 +134,29 @@ class ModelPool:
 
     def reserve(self, component: int, key: bytes, page: int, job: Job) -> Load:
         """Take a slot for a page that is neither resident nor loading, evicting if none is free; there must be room."""
-        load = Load(component, key, page, self._take(component), job, [job])
+        load = Load(component, key, page, self._take(component, job.tenant), job, [job])
         self.loads[component][key] = load
         return load
 
-    def _take(self, component: int) -> int:
+    def _take(self, component: int, tenant: int) -> int:
         slots = self.slots[component]
         if not slots.free:
-            evicted = self.index[component].evict()
+            evicted = self.index[component].evict(tenant)
             self._events[component].clear(evicted)
             slots.give_back(evicted)
-        return slots.take()
+        slot = slots.take()
+        if self._shared:
+            self._charge(component, slot, tenant)
+        return slot
+
+    def _charge(self, component: int, slot: int, tenant: int) -> None:
+        """Put a slot on a tenant's account, and take its oldest pages away as long as it has more than it may."""
+        shared = self._shared[component]
+        shared.charge(slot, tenant)
+        while shared.above_maximum(tenant):
+            evicted = shared.evict(tenant)
+            self._events[component].clear(evicted)
+            self.slots[component].give_back(evicted)
 
     def begin(self, load: Load) -> None:
         """A read into the slot starts: readers of the pool must not trust it from now on."""
@@ -166,6 +189,8 @@ class ModelPool:
             del self.loads[c][load.key]
         if load.filling:
             self._events[c].clear(load.slot)
+        if self._shared:
+            self._shared[c].uncharge(load.slot)
         self.slots[c].give_back(load.slot)
 
     def set_stalled(self, load: Load) -> None:
@@ -200,9 +225,9 @@ class ModelPool:
         if load.read is not None:
             load.read.stopped = False
 
-    def begin_write(self, component: int) -> int:
+    def begin_write(self, component: int, tenant: int = 0) -> int:
         """Lend a slot to an engine, evicting if none is free; there must be room. Back by `commit_` or `drop_write`."""
-        slot = self._take(component)
+        slot = self._take(component, tenant)
         self._events[component].begin_fill(slot, lent=True)
         self.slots[component].begin(slot)
         self._lent[component].add(slot)
@@ -234,6 +259,8 @@ class ModelPool:
         """Take a lent slot back; nobody writes to it any more."""
         self._lent[component].remove(slot)
         self._events[component].clear(slot)
+        if self._shared:
+            self._shared[component].uncharge(slot)
         self.slots[component].give_back(slot)
 
     def set_clean(self, component: int, slot: int) -> None:
@@ -243,12 +270,14 @@ class ModelPool:
 
     def adopt_dirty(self, component: int, slots: Sequence[int]) -> None:
         """Mark adopted pages as dirty, and hold each once for the caller; readers of the pool see the mark already."""
-        self.index[component].hold(slots)
+        self.index[component].hold(slots, self._inherited)
         self._dirty[component].update(slots)
 
     def adopt_lent(self, component: int, slots: Sequence[int]) -> None:
         """Take slots out of use that were lent to engines before the start; `drop_write` brings each back."""
         self.slots[component].lend(slots)
+        for slot in slots if self._shared else ():
+            self._shared[component].charge(slot, self._inherited)
         self._lent[component].update(slots)
 
     def adopt(self, component: int, pages: Sequence[tuple[int, bytes]]) -> None:
@@ -275,6 +304,27 @@ class ModelPool:
         for slot in map(index.find, keys):
             if slot >= 0 and not index.is_held(slot):
                 self._free_resident(component, slot)
+
+    def demote(self, keys: Sequence[bytes], device_pages: int) -> tuple[int, int]:
+        """Let the resident pages of a prefix go first, the deepest before all; what is held stays as it is.
+
+        Returns how many pages were demoted, and of how many somebody holds a payload.
+        """
+        demoted: set[int] = set()
+        held: set[int] = set()
+        for index in self.index:
+            idle = []
+            for page in range(device_pages, len(keys)):
+                slot = index.find(keys[page])
+                if slot < 0:
+                    continue
+                if index.is_held(slot):
+                    held.add(page)
+                else:
+                    demoted.add(page)
+                    idle.append(slot)
+            index.demote(idle)
+        return len(demoted - held), len(held)
 
     def _free_resident(self, component: int, slot: int) -> None:
         self._events[component].clear(slot)

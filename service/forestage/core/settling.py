@@ -30,15 +30,16 @@ def aim(pool: ModelPool, job: Job, prefix: PrefixMap, target: int) -> None:
 def aim_below_cut(pool: ModelPool, job: Job, on_heir: Callable[[Job, int], None]) -> None:
     """Wait for the tail states of the largest boundary below the cut that can still be reached.
 
-    The job gives up its tail states first, so that the others find its own slots. Where a slot is missing because a
-    read that was given up is still going on, the job aims lower for now; it should aim again when such a read, one
-    of `job.draining`, has ended.
+    The job gives up its tail states first, but those of `ready`, so that the others find its own slots. Where a slot is
+    missing because a read that was given up is still going on, the job aims lower for now; it should aim again when
+    such a read, one of `job.draining`, has ended.
     """
     given_up: list[Load] = []
     for c in job.layout.tails:
         given_up += [load for load in job.pending[c].values() if load.filling]
         unwant(pool, job, c, list(job.pending[c]), on_heir, stop=False)
-        release(pool, job, c, list(job.holds[c]), drop_from=job.cut_at)
+        kept = _window_of_ready(job, c)
+        release(pool, job, c, [page for page in job.holds[c] if page not in kept], drop_from=job.cut_at)
     prefix = pool.survey(job.keys, job.request.device_pages, job.masks)
     best = prefix.largest_boundary(job.cut_at)
     target = _largest_that_fits(pool, job, prefix, best)
@@ -65,8 +66,12 @@ def aim_below_cut(pool: ModelPool, job: Job, on_heir: Callable[[Job, int], None]
     job.cut_at = min(job.cut_at, within_reach(job))
 
 
+def _window_of_ready(job: Job, c: int) -> range:
+    return range(max(job.request.device_pages, job.ready - job.layout.components[c].window), job.ready)
+
+
 def _largest_that_fits(pool: ModelPool, job: Job, prefix: PrefixMap, boundary: int) -> int:
-    while boundary > job.ready and not pool.fits(prefix, boundary, job.ready):
+    while boundary > job.ready and not pool.fits(prefix, boundary, job.ready, job.tenant):
         boundary = prefix.largest_boundary(boundary - 1)
     return boundary
 

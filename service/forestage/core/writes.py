@@ -78,6 +78,7 @@ class Writes:
         tails: Mapping[int, Sequence[int]],
         masks: Masks | None,
         now: float,
+        tenant: int = 0,
     ) -> Write:
         """Reserve slots for what is neither resident nor in L3 (`masks[c][i]`; None when L3 could not be asked).
 
@@ -91,9 +92,9 @@ class Writes:
             slots = {page: pool.index[c].find(keys[page]) for page in pages}
             wanted.append([p for p, slot in slots.items() if slot < 0 and not (masks is not None and masks[c][p])])
             resident.append([slot for slot in slots.values() if slot >= 0])
-            pool.index[c].hold(resident[c])
-        granted, reason = self._cut(pool, wanted, len(keys))
-        reserved = [{p: pool.begin_write(c) for p in pages if p < granted} for c, pages in enumerate(wanted)]
+            pool.index[c].hold(resident[c], tenant)
+        granted, reason = self._cut(pool, wanted, len(keys), tenant)
+        reserved = [{p: pool.begin_write(c, tenant) for p in pages if p < granted} for c, pages in enumerate(wanted)]
         for c, held in enumerate(resident):
             pool.index[c].release(reversed(held))
         needed = {page for pages in wanted for page in pages}
@@ -107,10 +108,12 @@ class Writes:
         self.results[WriteResult.REFUSED] += sum(page >= granted for page in needed)
         return write
 
-    def _cut(self, pool: ModelPool, wanted: Sequence[Sequence[int]], length: int) -> tuple[int, WriteReason | None]:
+    def _cut(
+        self, pool: ModelPool, wanted: Sequence[Sequence[int]], length: int, tenant: int
+    ) -> tuple[int, WriteReason | None]:
         reason = None
         for c, pages in enumerate(wanted):
-            unsettled, room = pool.unsettled(c), pool.write_room(c)
+            unsettled, room = pool.unsettled(c), pool.write_room(c, tenant)
             allowed = max(1, int(pool.slots[c].capacity * self.settings.max_dirty_fraction)) - unsettled
             fits = max(0, min(allowed, room))
             if fits < len(pages) and pages[fits] < length:

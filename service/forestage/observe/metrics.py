@@ -125,6 +125,7 @@ class _EngineCollector:
             "forestage_inflight_bytes", "Bytes of the pool promised to running jobs", engine.admission.promised
         )
         yield GaugeMetricFamily("forestage_leases", "Leases alive", len(engine.leases))
+        yield GaugeMetricFamily("forestage_pins", "Pins alive", len(engine.pins))
         yield CounterMetricFamily(
             "forestage_lease_expired", "Leases that ended by time instead of by release", engine.leases.expired
         )

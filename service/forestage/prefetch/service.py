@@ -13,6 +13,7 @@ from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
 from forestage.core.leases import Lease
 from forestage.core.model_pool import ModelPool
 from forestage.core.plan import Plan
+from forestage.core.tenants import DEFAULT_TENANT
 from forestage.core.write import Write
 from forestage.prefetch.reads import Reads, SlotMemory
 from forestage.prefetch.write_behind import WriteBehind
@@ -130,12 +131,12 @@ class PrefetchService:
         self._progress()
         return job, job is not known
 
-    def find(self, request_id: str) -> Job:
-        """Return a job that is remembered; raises NotFoundError."""
-        try:
-            return self.engine.jobs[request_id]
-        except KeyError:
-            raise NotFoundError("no prefetch with this id: unknown, forgotten or deleted", slug="unknown-job") from None
+    def find(self, request_id: str, tenant: str | None = None) -> Job:
+        """Return a job that is remembered, and is the tenant's if one is named; raises NotFoundError."""
+        job = self.engine.jobs.get(request_id)
+        if job is None or tenant not in {None, job.request.tenant}:
+            raise NotFoundError("no prefetch with this id: unknown, forgotten or deleted", slug="unknown-job")
+        return job
 
     async def wait(self, job: Job) -> None:
         """Return when the job is done. Leaving early changes nothing."""
@@ -152,14 +153,17 @@ class PrefetchService:
         self.engine.stop(job, Reason.CANCELLED, self._clock())
         self._progress()
 
-    def forget(self, request_id: str) -> None:
-        """Cancel a job, release its lease and forget it. Idempotent."""
+    def forget(self, request_id: str, tenant: str | None = None) -> None:
+        """Cancel a job, release its lease and forget it, if it is the tenant's where one is named. Idempotent."""
+        job = self.engine.jobs.get(request_id)
+        if job is None or tenant not in {None, job.request.tenant}:
+            return
         self.engine.forget(request_id, self._clock())
         self._progress()
 
     # ---- without a job
 
-    async def lookup(self, model: str, keys: Sequence[bytes], device_pages: int) -> Plan:
+    async def lookup(self, model: str, keys: Sequence[bytes], device_pages: int, tenant: str = DEFAULT_TENANT) -> Plan:
         """Say what a prefetch would find and be granted now, asking L3 but holding and fetching nothing."""
         pool = self.engine.pool(model)
         prefix = pool.survey(keys, device_pages, None)
@@ -169,13 +173,13 @@ class PrefetchService:
             probe = Probe(keys, first_page=device_pages, first_tail=device_pages, known=prefix.known_pages())
             presence = await self._ask(pool, probe)
             masks = None if presence is None else presence.masks
-        return self.engine.measure(model, keys, device_pages, masks)
+        return self.engine.measure(model, keys, device_pages, masks, tenant)
 
     def take_lease(
-        self, model: str, keys: Sequence[bytes], device_pages: int, lease_ms: int
+        self, model: str, keys: Sequence[bytes], device_pages: int, lease_ms: int, tenant: str = DEFAULT_TENANT
     ) -> tuple[Lengths, Lease | None]:
         """Lease the resident restorable prefix. Never asks L3."""
-        answer = self.engine.take_lease(model, keys, device_pages, lease_ms / 1e3, self._clock())
+        answer = self.engine.take_lease(model, keys, device_pages, lease_ms / 1e3, self._clock(), tenant)
         self._progress()
         return answer
 
@@ -190,6 +194,19 @@ class PrefetchService:
         self.engine.leases.release(lease_id)
         self._progress()
 
+    def pin(
+        self, model: str, keys: Sequence[bytes], device_pages: int, ttl_ms: int, tenant: str = DEFAULT_TENANT
+    ) -> tuple[Lengths, Lease | None]:
+        """Keep the resident restorable prefix for `ttl_ms` milliseconds. Never asks L3."""
+        answer = self.engine.pin(model, keys, device_pages, ttl_ms / 1e3, self._clock(), tenant)
+        self._progress()
+        return answer
+
+    def unpin(self, pin_id: str) -> None:
+        """End a pin. Idempotent."""
+        self.engine.pins.release(pin_id)
+        self._progress()
+
     def remaining_ms(self, lease: Lease) -> int:
         """Return how long a lease still lives."""
         return max(0, int((lease.expires_at - self._clock()) * 1e3))
@@ -200,7 +217,13 @@ class PrefetchService:
 
     # ---- writes
 
-    async def begin_write(self, model: str, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]]) -> Write:
+    async def begin_write(
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]],
+        tenant: str = DEFAULT_TENANT,
+    ) -> Write:
         """Reserve slots for pages that are neither resident nor in L3; `tails[c]`: pages that carry a state.
 
         L3 is asked first; while it cannot be asked, nothing counts as stored. Raises NotFoundError, StoppingError.
@@ -216,7 +239,7 @@ class PrefetchService:
             probe = Probe(keys, first_page=first_page, first_tail=first_tail, known=known)
             presence = await self._ask(pool, probe)
             masks = None if presence is None else presence.masks
-        write = self.engine.begin_write(model, keys, tails, masks, self._clock())
+        write = self.engine.begin_write(model, keys, tails, masks, self._clock(), tenant)
         self._progress()
         return write
 

@@ -1,0 +1,67 @@
+"""The routes that say what should stay in the pool and what need not: pins and evict."""
+
+from fastapi import APIRouter, Request, Response
+
+from forestage.api.auth import tenant_of
+from forestage.api.codec import answer
+from forestage.api.context import Context
+from forestage.api.describe import describe_pin
+from forestage.api.reading import BODY_PROBLEMS, read_prefix
+from forestage.api.schemas import (
+    EvictedAnswer,
+    PinBody,
+    PinnedAnswer,
+    Problem,
+    TenantBody,
+    check,
+    problem_answers,
+    request_schema,
+)
+
+__all__ = ["build_pins"]
+
+
+def build_pins(context: Context) -> APIRouter:
+    """Build the routes over a running service."""
+    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    config, service = context.config, context.service
+
+    @router.post(
+        "/pins",
+        summary="Keep what is resident of a prefix for a while",
+        status_code=201,
+        response_model=PinnedAnswer,
+        response_model_exclude_none=True,
+        responses=problem_answers(*BODY_PROBLEMS, 503)
+        | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
+        openapi_extra=request_schema(PinBody),
+    )
+    async def pin_prefix(request: Request) -> Response:
+        raw, keys = await read_prefix(request, config)
+        body = check(PinBody, raw, len(keys))
+        layout = service.engine.pool(body.model).layout
+        ttl_ms = min(body.ttl_ms, config.lease.max_pin_ms)
+        lengths, pin = service.pin(body.model, keys, body.device_pages, ttl_ms, tenant_of(request, body))
+        remaining = 0 if pin is None else service.remaining_ms(pin)
+        return answer(request, describe_pin(layout, lengths, pin, remaining), 200 if pin is None else 201)
+
+    @router.delete("/pins/{pin_id}", summary="End a pin", status_code=204)
+    async def unpin(pin_id: str) -> Response:
+        service.unpin(pin_id)
+        return Response(status_code=204)
+
+    @router.post(
+        "/evict",
+        summary="Let the resident pages of a prefix be evicted first",
+        response_model=EvictedAnswer,
+        responses=problem_answers(*BODY_PROBLEMS),
+        openapi_extra=request_schema(TenantBody),
+    )
+    async def evict(request: Request) -> Response:
+        raw, keys = await read_prefix(request, config)
+        body = check(TenantBody, raw, len(keys))
+        tenant_of(request, body)  # to refuse a wrong name here too; whoever knows the keys may demote them
+        evicted, kept = service.engine.demote(body.model, keys, body.device_pages)
+        return answer(request, {"model": body.model, "evicted": evicted, "kept": kept})
+
+    return router
