@@ -55,11 +55,6 @@ class Writes:
         """Dirty pages of components that are due, or with the storage already."""
         return len(self._queue) + len(self._in_flight)
 
-    @property
-    def waiting(self) -> int:
-        """Dirty pages of components that are due and wait to be handed out."""
-        return len(self._queue)
-
     def find(self, write_id: str, now: float) -> Write:
         """Return a write that is open or committed; raises NotFoundError, or GoneError for one that has expired."""
         write = self._by_id.get(write_id)
