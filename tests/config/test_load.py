@@ -206,6 +206,11 @@ BAD: dict[str, tuple[str, list[str]]] = {
         '[[tenants]]\nname = "a"\nmin_share = 0.7\n[[tenants]]\nname = "b"\nmin_share = 0.4' + MINIMAL,
         ["tenants: min_share of all together must be at most 1, is 1.1"],
     ),
+    "reserve-beyond-what-is-promised": (
+        '[[tenants]]\nname = "a"\nmin_share = 0.5\n[pool]\nwrite_reserve = 0.3\n[lease]\nmax_pinned_fraction = 0.5'
+        + MINIMAL,
+        ["pool.write_reserve: must be at most 0.25, which lease.max_pinned_fraction and the tenants' min_share..."],
+    ),
     "tenants-many": (
         "".join(f'[[tenants]]\nname = "t{number}"\n' for number in range(65)) + MINIMAL,
         ["tenants: at most 64 can be configured, got 65"],

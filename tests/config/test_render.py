@@ -53,6 +53,7 @@ def models(draw: st.DrawFn, name: str) -> dict[str, object]:
 def configs(draw: st.DrawFn) -> Config:
     max_ms = draw(TIMES)
     names = draw(st.lists(NAMES, min_size=1, max_size=2, unique=True))
+    pinned = draw(FRACTIONS)
     return Config.model_validate(
         {
             "server": {"port": draw(st.integers(0, 65535)), "max_body_bytes": draw(st.integers(1, 1 << 50))},
@@ -60,7 +61,7 @@ def configs(draw: st.DrawFn) -> Config:
                 "path": draw(PATHS),
                 "bytes": draw(st.integers(1 << 30, 1 << 50)),
                 "mode": draw(st.sampled_from(["0600", "660", "0777"])),
-                "write_reserve": draw(st.floats(0, 1, exclude_max=True)),
+                "write_reserve": draw(st.integers(0, 9)) / 100 * pinned,
             },
             "storage": {
                 "kind": draw(st.sampled_from(["file", "redis"])),
@@ -72,7 +73,7 @@ def configs(draw: st.DrawFn) -> Config:
             "lease": {
                 "max_ms": max_ms,
                 "default_ms": draw(st.integers(0, max_ms)),
-                "max_pinned_fraction": draw(FRACTIONS),
+                "max_pinned_fraction": pinned,
             },
             "tenants": [
                 {

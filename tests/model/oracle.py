@@ -114,14 +114,15 @@ class _Pool:
             if self.driver.settings.tenants and self.tenant:
                 new = [self.slot_of[c][key] for key in needed if key in self.slot_of[c]]
                 cost = sum(self.driver.pool.index[c].is_held(slot) is False for slot in new) + to_read
-                if cost and not self.within_shares(c, cost):
+                if cost and not self.within_shares(c, cost, left=self.left_to_writes[c]):
                     return False
         return True
 
-    def within_shares(self, c: int, cost: int, kept: Sequence[int] = ()) -> bool:
+    def within_shares(self, c: int, cost: int, kept: Sequence[int] = (), left: int = 0) -> bool:
         """Say whether the tenant may pin so many more slots: within its maximum, and outside of the others' minima.
 
-        `kept` are resident slots that it holds before that, whether it may or not.
+        `left` slots are out of its reach, too. `kept` are resident slots that it holds before that, whether it may or
+        not.
         """
         index, slots = self.driver.pool.index[c], self.driver.pool.slots[c]
         assert isinstance(index, SharedIndex)
@@ -148,8 +149,8 @@ class _Pool:
         least = {name: int(pinnable * shares[name].min_share + 1e-9) if name in shares else 0 for name in others}
         most = max(1, int(slots.capacity * shares[asking].max_share + 1e-9))
         return (
-            pinned[asking] + sum(max(pinned[name], least[name]) for name in others) <= pinnable
-            and pinned[asking] + sum(max(pinned[name], minima[name]) for name in others) <= slots.capacity
+            pinned[asking] + sum(max(pinned[name], least[name]) for name in others) <= pinnable - left
+            and pinned[asking] + sum(max(pinned[name], minima[name]) for name in others) <= slots.capacity - left
             and pinned[asking] <= most
         )
 

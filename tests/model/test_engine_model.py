@@ -129,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
                 tenants=tenants,
             ),
             pinned_fraction,
-            write_reserve,
+            min(write_reserve, pinned_fraction * (1 - sum(share.min_share for share in tenants))),
         )
         self.places = [(c, key) for c in range(len(parts)) for keys in self.chains for key in keys]
         there = {"all": -1, "many": states[0] | states[1], "half": states[0]}[states[2]]
@@ -536,13 +536,16 @@ class EngineMachine(RuleBasedStateMachine):
                 number, capacity = self.engine.tenants.number("a"), driver.capacities[c]
                 promised = sum(index.minimum) - index.minimum[number]
                 pinned_by_others = sum(index._pinned_minimum) - index._pinned_minimum[number]
-                bounds = index.maximum[number], capacity - promised, limits[c] - pinned_by_others
+                kept = kept_for_writes(driver)[c]
+                bounds = index.maximum[number], capacity - promised - kept, limits[c] - pinned_by_others
                 limits[c] = min(limits[c], *bounds)
         length = min(
             limit
             for c, limit in zip(driver.layout.components, limits, strict=True)
             if not (c.is_tail and c.window <= limit)
         )
+        if not length:
+            return  # everything is promised to others
         keys = chain("z", length)
         driver.stored = {(c, key) for c in range(len(limits)) for key in keys}
         job = driver.prefetch(keys, tenant="a")

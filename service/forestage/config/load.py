@@ -13,10 +13,11 @@ from forestage.config.relations import (
     component_mistakes,
     name_mistakes,
     pool_mistakes,
+    reserve_mistakes,
     shard_mistakes,
     share_mistakes,
 )
-from forestage.config.schema import Config, PoolConfig, ServerConfig, StorageConfig
+from forestage.config.schema import Config, LeaseConfig, PoolConfig, ServerConfig, StorageConfig
 from forestage.config.tenants import TenantConfig
 
 __all__ = ["load", "read_token"]
@@ -129,6 +130,11 @@ def _tenant_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key,
     sound = {i: TenantConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("tenants", i), bad)}
     if len(sound) == len(tables):
         yield from share_mistakes(sound)
+        if not _any_under(("pool",), bad) and not _any_under(("lease",), bad):
+            pool, lease = raw.get("pool", {}), raw.get("lease", {})
+            yield from reserve_mistakes(
+                PoolConfig.model_validate(pool), LeaseConfig.model_validate(lease), sound.values()
+            )
     files |= {("tenants", i, "token_file"): tenant.token_file for i, tenant in sound.items()}
     first: dict[str, Key] = {}
     for key, path in files.items():

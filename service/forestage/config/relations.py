@@ -4,13 +4,13 @@ file names.
 Law: each check looks only at tables that are sound by themselves, so one slip gives one mistake.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 from forestage.config.mistakes import Key, key_text, shown
 from forestage.config.models import ModelConfig
-from forestage.config.schema import PoolConfig
+from forestage.config.schema import LeaseConfig, PoolConfig
 from forestage.config.tenants import TenantConfig
 from forestage.core.geometry import GeometryError, lay_out
 from forestage.core.layout import HicacheNaming
@@ -21,6 +21,7 @@ __all__ = [
     "expected_shards",
     "name_mistakes",
     "pool_mistakes",
+    "reserve_mistakes",
     "shard_mistakes",
     "share_mistakes",
 ]
@@ -88,3 +89,12 @@ def share_mistakes(tenants: Mapping[int, TenantConfig]) -> Iterator[Mistake]:
     promised = sum(Fraction(repr(tenant.min_share)) for tenant in tenants.values())
     if promised > 1:
         yield ("tenants",), f"min_share of all together must be at most 1, is {float(promised):.6g}"
+
+
+def reserve_mistakes(pool: PoolConfig, lease: LeaseConfig, tenants: Iterable[TenantConfig]) -> Iterator[Mistake]:
+    """Yield that what is kept for writes leaves tenants less than they are promised of what may be pinned."""
+    pinned = Fraction(repr(lease.max_pinned_fraction))
+    left = pinned * (1 - sum(Fraction(repr(tenant.min_share)) for tenant in tenants))
+    if left >= 0 and pool.write_reserve > left:
+        bounds = "which lease.max_pinned_fraction and the tenants' min_share leave"
+        yield ("pool", "write_reserve"), f"must be at most {float(left):.6g}, {bounds}, got {pool.write_reserve:.6g}"

@@ -468,6 +468,11 @@ class Engine:
         pool, device_pages = self.pools[job.layout.name], job.request.device_pages
         cancelled = job.stop_reason is Reason.CANCELLED
         kept = None
+        for c in range(len(pool.slots)):
+            self._unwant(job, c, list(job.pending[c]))
+        # Before it is seen what can be kept: what it does not need any more must not stand in the way of what it does.
+        for c in job.layout.tails:
+            release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
         if not cancelled:
             prefix = self._snap(job)
             if job.ready > device_pages:
@@ -476,7 +481,6 @@ class Engine:
                     hold(pool, job, c, pages)
                 kept = keep(job, ranges)
         for c in range(len(pool.slots)):
-            self._unwant(job, c, list(job.pending[c]))
             release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
             drop_behind(pool, job, c, job.contiguous)
         if kept is not None:

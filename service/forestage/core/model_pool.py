@@ -58,18 +58,20 @@ class ModelPool:
         ]
 
     def room(self, component: int, tenant: int = 0) -> int:
-        """Slots that a grant may take now: as many as a write could have, less what is kept for writes."""
-        kept = self._write_reserve[component] - self.unsettled(component)
-        return max(0, self.write_room(component, tenant) - max(0, kept))
+        """Slots that a grant may take now: as a write, and what is kept for writes is out of its reach."""
+        return self._room(component, tenant, max(0, self._write_reserve[component] - self.unsettled(component)))
 
     def write_room(self, component: int, tenant: int = 0) -> int:
         """Slots that a write may take now: free or evictable, within what may still be pinned and within the shares."""
+        return self._room(component, tenant, 0)
+
+    def _room(self, component: int, tenant: int, kept: int) -> int:
         free = self.slots[component].free
         available = free + self.index[component].evictable
         pinned = self.slots[component].capacity - available
-        room = min(available, self._pinnable[component] - pinned)
+        room = min(available, self._pinnable[component] - pinned) - kept
         if self._shared:
-            room = min(room, self._shared[component].room(tenant, free))
+            room = min(room, self._shared[component].room(tenant, free, kept))
         return max(0, room)
 
     def unsettled(self, component: int) -> int:

@@ -52,10 +52,10 @@ class SharedIndex(PageIndex):
         """Slots on an account that cannot be evicted now: on their way, or held."""
         return self.charged[tenant] - len(self._idle[tenant])
 
-    def room(self, tenant: int, free: int) -> int:
-        """Slots that a grant of a tenant may reserve or hold now, of those that are `free` or evictable.
+    def room(self, tenant: int, free: int, kept: int = 0) -> int:
+        """Slots that a tenant may reserve or hold now, of those that are `free` or evictable.
 
-        Within its maximum, and so that all others could still come up to their minima.
+        Within its maximum, and so that all others could still come up to their minima, with `kept` slots left beside.
         """
         pinned = list(map(int.__sub__, self.charged, map(len, self._idle)))
         own, pinned[tenant] = pinned[tenant], 0
@@ -64,7 +64,7 @@ class SharedIndex(PageIndex):
         if self._pinnable < self._capacity:
             promised = sum(map(max, pinned, self._pinned_minimum)) - self._pinned_minimum[tenant]
             room = min(room, self._pinnable - own - promised)
-        return min(room, self.maximum[tenant] - own)
+        return min(room - kept, self.maximum[tenant] - own)
 
     def above_maximum(self, tenant: int) -> bool:
         """Say whether a tenant has more than it may, and a page of its own to lose."""
