@@ -209,7 +209,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "reserve-beyond-what-is-promised": (
         '[[tenants]]\nname = "a"\nmin_share = 0.5\n[pool]\nwrite_reserve = 0.3\n[lease]\nmax_pinned_fraction = 0.5'
         + MINIMAL,
-        ["pool.write_reserve: must be at most 0.25, which lease.max_pinned_fraction and the tenants' min_share..."],
+        ["pool.write_reserve: must be at most 0.25, which lease.max_pinned_fraction and the tenants' min_share"],
     ),
     "tenants-many": (
         "".join(f'[[tenants]]\nname = "t{number}"\n' for number in range(65)) + MINIMAL,
