@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-redis serve test check bench
+.PHONY: help demo demo-redis serve test check bench image check-deploy rules
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 CONFIG ?= examples/forestage.toml
 ARGS ?=
 BENCH ?= $(wildcard benchmarks/[a-z]*.py)
+IMAGE ?= forestage:dev
+IMAGE_ARGS ?=
 
 PIP_INSTALL := $(BIN)/python -m pip --quiet --no-input --disable-pip-version-check install -c constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
@@ -22,6 +24,9 @@ help:
 	@echo 'make test    run all tests; ARGS="-k lease" chooses'
 	@echo 'make check   formatting, lint, types, layering'
 	@echo 'make bench   run the benchmarks; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
+	@echo 'make image   build the image as $(IMAGE), with docker, podman or buildah'
+	@echo 'make check-deploy   manifests, alerts and dashboard; then build the image and run it (root, buildah)'
+	@echo 'make rules   write the PrometheusRule anew from deploy/components/monitoring/rules.yaml'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is made with.'
 	@echo 'test, check and bench install torch, by default with CUDA; for the smaller build without, set'
@@ -67,3 +72,20 @@ bench: $(DEV_READY)
 	    echo "-- $$file"; \
 	    $(BIN)/python "$$file" $(ARGS) || exit 1; \
 	done
+
+image:
+	@for tool in docker podman buildah; do \
+	    if $$tool info >/dev/null 2>&1; then \
+	        exec $$tool build $(IMAGE_ARGS) --build-arg REVISION="$$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" \
+	            -t '$(IMAGE)' -f Dockerfile .; \
+	    fi; \
+	done; \
+	echo 'forestage: no docker, podman or buildah that works here' >&2; exit 1
+
+# BASE=local makes the image on a Debian of its own, for machines that reach no image registry.
+check-deploy: $(DEV_READY)
+	@$(BIN)/pytest -q -ra tests/deploy $(ARGS)
+	@scripts/check-image $(if $(filter local,$(BASE)),--local-base)
+
+rules:
+	@scripts/make-prometheusrule
