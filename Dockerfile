@@ -23,13 +23,6 @@ RUN python3 -m venv --without-pip /opt/forestage \
     && python3 -m pip --python /opt/forestage/bin/python3 install ${TORCH_INDEX} -c constraints.txt ".[${EXTRA}]"
 
 FROM ${BASE}
-ARG VERSION=dev
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="forestage" \
-      org.opencontainers.image.description="Brings KV-cache pages from L3 storage into a shared-memory pool before an LLM engine needs them" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 # A name for the number: some libraries ask who they run as. Clusters need the number itself (runAsNonRoot).
 RUN groupadd --gid 10001 forestage \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin forestage
@@ -43,3 +36,11 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=6 \
     CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8470/healthz', timeout=4)"]
 ENTRYPOINT ["forestage"]
 CMD ["serve", "--config", "/etc/forestage/forestage.toml"]
+# Last, so that a new version changes no layer.
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="forestage" \
+      org.opencontainers.image.description="Brings KV-cache pages from L3 storage into a shared-memory pool before an LLM engine needs them" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"

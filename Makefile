@@ -73,10 +73,12 @@ bench: $(DEV_READY)
 	    $(BIN)/python "$$file" $(ARGS) || exit 1; \
 	done
 
+# The others than docker need to be told its format, the only one that has a health check.
 image:
 	@for tool in docker podman buildah; do \
 	    if $$tool info >/dev/null 2>&1; then \
-	        exec $$tool build $(IMAGE_ARGS) --build-arg REVISION="$$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" \
+	        format='--format docker'; [ $$tool != docker ] || format=; \
+	        exec $$tool build $$format $(IMAGE_ARGS) --build-arg REVISION="$$(git rev-parse --short HEAD 2>/dev/null || echo unknown)" \
 	            -t '$(IMAGE)' -f Dockerfile .; \
 	    fi; \
 	done; \
