@@ -126,10 +126,11 @@ def scraped_service(folder: Path) -> Iterator[Prometheus]:
 
 def _wait_until_scraped(prometheus: Prometheus, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + 60
-    while True:
+    is_ready = False
+    while not (is_ready and prometheus.query('up{job="forestage"} == 1')):
         assert process.poll() is None, log.read_text()
-        with contextlib.suppress(OSError):  # it does not listen yet
-            if prometheus.query('up{job="forestage"} == 1'):
-                return
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
+        # It does not listen yet, or (an HTTPError is an OSError) still reads its files.
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{prometheus.url}/-/ready", timeout=10):
+            is_ready = True

@@ -89,7 +89,13 @@ def test_alerts_evaluate_and_fire_for_what_this_load_does(prometheus: Prometheus
 def test_the_dashboard_answers_in_order() -> None:
     dashboard = _dashboard()
     rows = [panel["title"] for panel in _panels() if panel["type"] == "row"]
-    assert rows == ["Do prefetches help?", "Why not more?", "Is the pool the limit?", "Is L3 the limit?"]
+    assert rows == [
+        "Do prefetches help?",
+        "Why not more?",
+        "Is the pool the limit?",
+        "Is L3 the limit?",
+        "Do writes reach L3?",
+    ]
     identities = [panel["id"] for panel in _panels()]
     assert len(set(identities)) == len(identities)
     names = {variable["name"]: variable["type"] for variable in dashboard["templating"]["list"]}
