@@ -19,7 +19,7 @@ def _evict_all(index: PageIndex) -> list[bytes]:
     order = []
     while index.evictable:
         key = {index.key_of(slot): slot for slot in range(64) if index.key_of(slot) is not None}
-        slot = index.evict()
+        slot = index.evict(1)[0]
         order.append(next(name for name, at in key.items() if at == slot and name is not None))
     return order
 
@@ -88,7 +88,7 @@ def test_a_page_counts_as_used_once_and_as_unused_when_it_goes_unseen() -> None:
     index.mark_used(slots[:2])
     index.release(reversed(slots))
     while index.evictable:
-        index.evict()
+        index.evict(1)
     assert (index.used, index.unused) == (2, 2)
 
 
@@ -120,7 +120,7 @@ def test_no_ancestor_is_evicted_before_its_descendants() -> None:
                 index.release(reversed(holders.pop(rng.randrange(len(holders)))))
             elif index.evictable:
                 names = {slot: index.key_of(slot) for slot in range(64)}
-                evicted = index.evict()
+                evicted = index.evict(1)[0]
                 free.append(evicted)
                 gone = names[evicted]
                 assert not any(
@@ -147,7 +147,7 @@ def test_jobs_and_leases_keep_that_order() -> None:
             driver.release(job)
         seen: list[bytes] = []
         while driver.pool.index[0].evictable:
-            slot = driver.pool.index[0].evict()
+            slot = driver.pool.index[0].evict(1)[0]
             key = driver.logs[0].visible[slot]
             assert key is not None
             driver.logs[0].clear(slot)

@@ -50,7 +50,7 @@ def test_whose_page_goes_first(pages_of_a: int, pages_of_b: int, asking: int, vi
     gone = ""
     for _ in victims:
         key = [index.key_of(slot) for slot in range(10)]
-        slot = index.evict(asking)
+        slot = index.evict_for(asking)
         gone += chr((key[slot] or b"?")[0])
         index.charge(slot, asking)  # it is taken for a page of who asks
         index.check_integrity()
@@ -61,7 +61,7 @@ def test_at_its_maximum_a_tenant_loses_its_own_oldest_page_even_if_others_have_m
     index = _index(10, 0, 0, a_max=0.3)
     _idle(index, B, "b", 7, 0)
     slots = _idle(index, A, "a", 3, 7)
-    assert index.evict(A) == slots[-1]
+    assert index.evict_for(A) == slots[-1]
 
 
 def test_a_page_moves_to_who_takes_hold_of_it_but_not_below_a_minimum() -> None:
@@ -82,12 +82,12 @@ def test_a_demoted_page_goes_before_all_others_until_it_is_wanted_again() -> Non
     index = _index(10, 0.4, 0.4)
     a, b = _idle(index, A, "a", 4, 0), _idle(index, B, "b", 6, 4)
     index.demote(a[2:])
-    assert [index.evict(B), index.evict(A)] == [a[3], a[2]]
+    assert [index.evict_for(B), index.evict_for(A)] == [a[3], a[2]]
     index.demote(b[:1])
     index.hold(b[:1], B)
     index.release(b[:1])
     assert index.charged[A:] == [2, 6, 0, 0]
-    assert index.evict(A) == b[5]
+    assert index.evict_for(A) == b[5]
     index.check_integrity()
 
 
@@ -169,7 +169,7 @@ class SharedIndexMachine(RuleBasedStateMachine):
         self.index.insert(slot, b"%d" % self.brought, 1)
 
     def _evict(self, tenant: int) -> None:
-        slot = self.index.evict(tenant)
+        slot = self.index.evict_for(tenant)
         account = self.account.pop(slot)
         assert next(iter(self.idle[account])) == slot
         del self.idle[account][slot]

@@ -19,7 +19,7 @@ MOVES: list[tuple[Callable[[Slots, int], None], SlotState, SlotState]] = [
 
 def _slot_in(state: SlotState) -> tuple[Slots, int]:
     slots = Slots(2)
-    slot = slots.take()
+    slot = slots.take(1)[0]
     if state is SlotState.FREE:
         slots.give_back(slot)
     if state >= SlotState.FILLING:
@@ -47,17 +47,17 @@ def test_only_the_moves_of_the_table_are_possible(move: Callable[[Slots, int], N
 
 def test_all_slots_can_be_taken_once() -> None:
     slots = Slots(5)
-    assert sorted(slots.take() for _ in range(5)) == list(range(5))
+    assert sorted(slots.take(1)[0] for _ in range(5)) == list(range(5))
     assert (slots.free, slots.reserved) == (0, 5)
-    with pytest.raises(IndexError):
-        slots.take()
+    with pytest.raises(RuntimeError):
+        slots.take(1)[0]
 
 
 def test_slots_can_be_adopted_as_they_were() -> None:
     slots = Slots(5)
     slots.adopt([3, 0])
     assert (slots.free, slots.resident) == (3, 2)
-    assert sorted(slots.take() for _ in range(3)) == [1, 2, 4]
+    assert sorted(slots.take(1)[0] for _ in range(3)) == [1, 2, 4]
     with pytest.raises(RuntimeError):
         slots.adopt([1])
     slots.check_integrity()
@@ -69,7 +69,7 @@ def test_counts_follow_random_moves() -> None:
     states = [SlotState.FREE] * 20
     for _ in range(5000):
         if rng.random() < 0.3 and slots.free:
-            states[slots.take()] = SlotState.RESERVED
+            states[slots.take(1)[0]] = SlotState.RESERVED
         else:
             slot = rng.randrange(20)
             moves = [(move, after) for move, before, after in MOVES if before is states[slot]]
@@ -83,7 +83,7 @@ def test_counts_follow_random_moves() -> None:
 
 def test_a_miscount_is_noticed() -> None:
     slots = Slots(3)
-    slots.take()
+    slots.take(1)[0]
     slots._count[0] += 1
     with pytest.raises(RuntimeError, match="recounted"):
         slots.check_integrity()

@@ -402,7 +402,7 @@ class Engine:
         every_page = job.layout.every_page
         page, cut_at, held = job.contiguous, job.cut_at, job.holds[every_page[0]]
         others = [job.holds[c] for c in every_page[1:]]
-        while page < cut_at and page in held and all(page in other for other in others):
+        while page < cut_at and page in held and (not others or all(page in other for other in others)):
             page += 1
         job.contiguous = page
         if not job.layout.tails:

@@ -37,13 +37,15 @@ def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
 
 def want(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
     """Wait for pages that are not resident: join the load that is there, or reserve a slot and begin one."""
+    loads, keys, pending = pool.loads[c], job.keys, job.pending[c]
+    pages = list(pages)
+    missing = [page for page in pages if keys[page] not in loads]
+    for page in pages if len(missing) < len(pages) else ():
+        if keys[page] in loads:
+            pool.subscribe(loads[keys[page]], job)
+    pool.reserve(c, missing, job)
     for page in pages:
-        load = pool.loads[c].get(job.keys[page])
-        if load is None:
-            load = pool.reserve(c, job.keys[page], page, job)
-        else:
-            pool.subscribe(load, job)
-        job.pending[c][page] = load
+        pending[page] = loads[keys[page]]
 
 
 def taken(job: Job, load: Load) -> int:

@@ -114,12 +114,19 @@ class PageIndex:
         for slot in slots:
             self._evictable.move_to_end(slot, last=False)
 
-    def evict(self, tenant: int = 0) -> int:
-        """Drop the page that goes first when `tenant` wants a slot, and return its slot; there must be one."""
-        slot, _ = self._evictable.popitem(last=False)
-        self.evicted += 1
-        self._forget(slot)
-        return slot
+    def evict(self, count: int) -> list[int]:
+        """Drop the pages that go first and return their slots; there must be as many that can go."""
+        popitem, slot_of, key_of, fresh = self._evictable.popitem, self._slot_of, self._key_of, self._fresh
+        evicted = []
+        for _ in range(count):
+            slot, _ = popitem(last=False)
+            del slot_of[key_of[slot]]  # type: ignore[arg-type]  # a resident slot has a key
+            key_of[slot] = None
+            self.unused += fresh[slot]
+            fresh[slot] = 0
+            evicted.append(slot)
+        self.evicted += count
+        return evicted
 
     def drop(self, slot: int) -> None:
         """Drop a resident page that nobody holds."""

@@ -134,31 +134,46 @@ class ModelPool:
                     break
         return length
 
-    def reserve(self, component: int, key: bytes, page: int, job: Job) -> Load:
-        """Take a slot for a page that is neither resident nor loading, evicting if none is free; there must be room."""
-        load = Load(component, key, page, self._take(component, job.tenant), job, [job])
-        self.loads[component][key] = load
-        return load
+    def reserve(self, component: int, pages: Sequence[int], job: Job) -> None:
+        """Take slots for pages of a job that are neither resident nor loading, evicting what is needed beyond the free
+        ones; there must be room."""
+        loads, keys = self.loads[component], job.keys
+        for page, slot in zip(pages, self._take(component, len(pages), job.tenant), strict=True):
+            key = keys[page]
+            loads[key] = Load(component, key, page, slot, job, [job])
 
-    def _take(self, component: int, tenant: int) -> int:
+    def _take(self, component: int, count: int, tenant: int) -> list[int]:
+        slots = self.slots[component]
+        if self._shared:
+            return [self._take_shared(component, tenant) for _ in range(count)]
+        missing = count - slots.free
+        if missing > 0:
+            evicted = self.index[component].evict(missing)
+            clear = self._events[component].clear
+            for slot in evicted:
+                clear(slot)
+            slots.give_back(*evicted)
+        return slots.take(count)
+
+    def _take_shared(self, component: int, tenant: int) -> int:
         slots = self.slots[component]
         if not slots.free:
-            evicted = self.index[component].evict(tenant)
-            self._events[component].clear(evicted)
-            slots.give_back(evicted)
-        slot = slots.take()
-        if self._shared:
-            self._charge(component, slot, tenant)
+            self._evict_for(component, tenant)
+        slot = slots.take(1)[0]
+        self._charge(component, slot, tenant)
         return slot
+
+    def _evict_for(self, component: int, tenant: int) -> None:
+        evicted = self._shared[component].evict_for(tenant)
+        self._events[component].clear(evicted)
+        self.slots[component].give_back(evicted)
 
     def _charge(self, component: int, slot: int, tenant: int) -> None:
         """Put a slot on a tenant's account, and take its oldest pages away as long as it has more than it may."""
         shared = self._shared[component]
         shared.charge(slot, tenant)
         while shared.above_maximum(tenant):
-            evicted = shared.evict(tenant)
-            self._events[component].clear(evicted)
-            self.slots[component].give_back(evicted)
+            self._evict_for(component, tenant)
 
     def begin(self, load: Load) -> None:
         """A read into the slot starts: readers of the pool must not trust it from now on."""
@@ -229,7 +244,7 @@ class ModelPool:
 
     def begin_write(self, component: int, tenant: int = 0) -> int:
         """Lend a slot to an engine, evicting if none is free; there must be room. Back by `commit_` or `drop_write`."""
-        slot = self._take(component, tenant)
+        slot = self._take(component, 1, tenant)[0]
         self._events[component].begin_fill(slot, lent=True)
         self.slots[component].begin(slot)
         self._lent[component].add(slot)

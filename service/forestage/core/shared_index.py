@@ -118,7 +118,11 @@ class SharedIndex(PageIndex):
             idle[self._demoted][slot] = None
             idle[self._demoted].move_to_end(slot, last=False)
 
-    def evict(self, tenant: int = 0) -> int:
+    def evict(self, count: int) -> list[int]:
+        return [self.evict_for(0) for _ in range(count)]
+
+    def evict_for(self, tenant: int) -> int:
+        """Drop the page that goes first when `tenant` wants a slot, and return its slot; there must be one."""
         slot, _ = self._idle[self._victim(tenant)].popitem(last=False)
         self.evicted += 1
         self._forget(slot)

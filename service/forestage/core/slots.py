@@ -35,7 +35,7 @@ class SlotEvents(Protocol):
 
 
 class Slots:
-    """Which slot is in which state. All operations are O(1)."""
+    """Which slot is in which state. All operations are O(1) a slot."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -62,11 +62,22 @@ class Slots:
     def state(self, slot: int) -> SlotState:
         return SlotState(self._state[slot])
 
-    def take(self) -> int:
-        """Reserve a free slot; there must be one."""
-        slot = self._free.pop()
-        self._move(slot, 0, 1)
-        return slot
+    def take(self, count: int) -> list[int]:
+        """Reserve free slots; there must be as many."""
+        if count > len(self._free):
+            raise RuntimeError(f"{count} slots wanted, {len(self._free)} are free")
+        first = len(self._free) - count
+        taken = self._free[first:]
+        taken.reverse()
+        del self._free[first:]
+        state = self._state
+        for slot in taken:
+            if state[slot]:
+                raise RuntimeError(f"slot {slot} is {self.state(slot).name}, and on the free list")
+            state[slot] = 1
+        self._count[0] -= count
+        self._count[1] += count
+        return taken
 
     def begin(self, slot: int) -> None:
         """Reserved to filling: from now on somebody may write to the slot."""
@@ -80,13 +91,17 @@ class Slots:
         """Filling to resident."""
         self._move(slot, 2, 3)
 
-    def give_back(self, slot: int) -> None:
+    def give_back(self, *slots: int) -> None:
         """Reserved, filling (its read has ended) or resident to free."""
-        state = self._state[slot]
-        if state == 0:
-            raise RuntimeError(f"slot {slot} given back twice")
-        self._move(slot, state, 0)
-        self._free.append(slot)
+        states, count = self._state, self._count
+        for slot in slots:
+            state = states[slot]
+            if state == 0:
+                raise RuntimeError(f"slot {slot} given back twice")
+            states[slot] = 0
+            count[state] -= 1
+            count[0] += 1
+        self._free += slots
 
     def adopt(self, slots: Iterable[int]) -> None:
         """Free to resident: pages that were there before the service started. O(capacity), however many they are."""
