@@ -6,6 +6,7 @@ from fastapi import FastAPI
 
 from forestage.api.auth import BearerToken
 from forestage.api.context import Context
+from forestage.api.hashing import build_hash
 from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
@@ -33,6 +34,7 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     app.include_router(build_router(context))
     app.include_router(build_writes(context))
     app.include_router(build_pins(context))
+    app.include_router(build_hash(context))
     tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
     if token:
         tokens[token] = None

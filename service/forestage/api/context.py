@@ -1,13 +1,14 @@
 """What the routes need of the running service, handed in once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from forestage.config import Config
 from forestage.core.geometry import Geometry
 from forestage.prefetch.service import PrefetchService
+from forestage_client.hashing import HashScheme
 
 __all__ = ["Context", "PoolFacts"]
 
@@ -29,7 +30,10 @@ class PoolFacts(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """`storage_up` says whether L3 answers; `exposition` renders the metrics for an Accept header."""
+    """`storage_up` says whether L3 answers; `exposition` renders the metrics for an Accept header.
+
+    `hash_schemes` are those of the models whose configuration names one.
+    """
 
     config: Config
     service: PrefetchService
@@ -39,6 +43,11 @@ class Context:
     version: str
     started: float = field(default_factory=time.monotonic)
     stopping: bool = False
+    hash_schemes: Mapping[str, HashScheme] = field(init=False)
+
+    def __post_init__(self) -> None:
+        schemes = {model.name: model.hash_scheme() for model in self.config.models}
+        self.hash_schemes = {name: scheme for name, scheme in schemes.items() if scheme is not None}
 
     @property
     def storage_state(self) -> str:

@@ -6,6 +6,7 @@ from forestage.api.auth import tenant_of
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_pin
+from forestage.api.prompts import asked_keys
 from forestage.api.reading import BODY_PROBLEMS, read_prefix
 from forestage.api.schemas import (
     EvictedAnswer,
@@ -37,13 +38,14 @@ def build_pins(context: Context) -> APIRouter:
         openapi_extra=request_schema(PinBody),
     )
     async def pin_prefix(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        raw, keys = await read_prefix(request, context)
         body = check(PinBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
         ttl_ms = min(body.ttl_ms, config.lease.max_pin_ms)
         lengths, pin = service.pin(body.model, keys, body.device_pages, ttl_ms, tenant_of(request, body))
         remaining = 0 if pin is None else service.remaining_ms(pin)
-        return answer(request, describe_pin(layout, lengths, pin, remaining), 200 if pin is None else 201)
+        pinned = {**describe_pin(layout, lengths, pin, remaining), **asked_keys(request, body, keys)}
+        return answer(request, pinned, 200 if pin is None else 201)
 
     @router.delete("/pins/{pin_id}", summary="End a pin", status_code=204)
     async def unpin(pin_id: str) -> Response:
@@ -54,14 +56,15 @@ def build_pins(context: Context) -> APIRouter:
         "/evict",
         summary="Let the resident pages of a prefix be evicted first",
         response_model=EvictedAnswer,
-        responses=problem_answers(*BODY_PROBLEMS),
+        responses=problem_answers(*BODY_PROBLEMS, 503),
         openapi_extra=request_schema(TenantBody),
     )
     async def evict(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        raw, keys = await read_prefix(request, context)
         body = check(TenantBody, raw, len(keys))
         tenant_of(request, body)  # to refuse a wrong name here too; whoever knows the keys may demote them
         evicted, kept = service.engine.demote(body.model, keys, body.device_pages)
-        return answer(request, {"model": body.model, "evicted": evicted, "kept": kept})
+        counts = {"model": body.model, "evicted": evicted, "kept": kept}
+        return answer(request, {**counts, **asked_keys(request, body, keys)})
 
     return router

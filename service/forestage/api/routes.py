@@ -10,6 +10,7 @@ from forestage.api.auth import bound_tenant, tenant_of
 from forestage.api.codec import answer, read_body
 from forestage.api.context import Context
 from forestage.api.describe import describe_job, describe_lease, describe_lookup, describe_model, describe_regions
+from forestage.api.prompts import asked_keys
 from forestage.api.reading import BODY_PROBLEMS, read_prefix
 from forestage.api.schemas import (
     MAX_WAIT_MS,
@@ -55,7 +56,8 @@ def build_router(context: Context) -> APIRouter:
         openapi_extra=request_schema(PrefetchBody),
     )
     async def start_prefetch(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        arrived = service.now()
+        raw, keys = await read_prefix(request, context)
         body = check(PrefetchBody, raw, len(keys))
         wanted = PrefetchRequest(
             request_id=body.request_id or uuid.uuid4().hex,
@@ -68,10 +70,10 @@ def build_router(context: Context) -> APIRouter:
             lease_ms=min(body.lease_ms or config.lease.default_ms, config.lease.max_ms),
             tenant=tenant_of(request, body),
         )
-        job, new = service.submit(wanted)
+        job, new = service.submit(wanted, arrived)
         if not await wait_for_job(service, job, body.wait_ms, request.receive) and new:
             service.cancel(job)
-        return answer(request, describe(job), 200 if job.done else 202)
+        return answer(request, {**describe(job), **asked_keys(request, body, keys)}, 200 if job.done else 202)
 
     @router.get(
         "/prefetch/{request_id}",
@@ -106,15 +108,15 @@ def build_router(context: Context) -> APIRouter:
         "/lookup",
         summary="Say what a prefetch would find and be granted",
         response_model=LookupAnswer,
-        responses=problem_answers(*BODY_PROBLEMS),
+        responses=problem_answers(*BODY_PROBLEMS, 503),
         openapi_extra=request_schema(TenantBody),
     )
     async def lookup(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        raw, keys = await read_prefix(request, context)
         body = check(TenantBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
         plan = await service.lookup(body.model, keys, body.device_pages, tenant_of(request, body))
-        return answer(request, describe_lookup(layout, plan))
+        return answer(request, {**describe_lookup(layout, plan), **asked_keys(request, body, keys)})
 
     @router.post(
         "/leases",
@@ -125,14 +127,15 @@ def build_router(context: Context) -> APIRouter:
         openapi_extra=request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        raw, keys = await read_prefix(request, context)
         body = check(LeaseBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
         lease_ms = min(body.lease_ms or config.lease.default_ms, config.lease.max_ms)
         tenant = tenant_of(request, body)
         lengths, lease = service.take_lease(body.model, keys, body.device_pages, lease_ms, tenant)
         remaining = 0 if lease is None else service.remaining_ms(lease)
-        return answer(request, describe_lease(layout, lengths, lease, remaining))
+        leased = describe_lease(layout, lengths, lease, remaining)
+        return answer(request, {**leased, **asked_keys(request, body, keys)})
 
     @router.post(
         "/leases/{lease_id}/renew",
@@ -160,7 +163,11 @@ def build_router(context: Context) -> APIRouter:
     @router.get("/models", summary="List the configured models", response_model=ModelsAnswer)
     async def get_models(request: Request) -> Response:
         layouts = [pool.layout for pool in service.engine.pools.values()]
-        return answer(request, {"models": [describe_model(layout, context.pool.geometry) for layout in layouts]})
+        schemes = {name: scheme.name for name, scheme in context.hash_schemes.items()}
+        models = [
+            {**describe_model(layout, context.pool.geometry), "hash": schemes.get(layout.name)} for layout in layouts
+        ]
+        return answer(request, {"models": models})
 
     @router.get("/info", summary="Say what this service is", response_model=InfoAnswer)
     async def get_info(request: Request) -> Response:

@@ -3,11 +3,15 @@
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 
 from forestage.core.errors import BadRequestError
 
 __all__ = [
     "EvictedAnswer",
+    "HashAnswer",
+    "HashBody",
+    "HashedBody",
     "Health",
     "InfoAnswer",
     "LeaseBody",
@@ -37,6 +41,10 @@ MAX_WAIT_MS = 600_000
 PageKey = Annotated[str, Field(pattern="^([0-9a-fA-F]{2}){16,64}$")]
 Millis = Annotated[int, Field(ge=0, le=MAX_MS)]
 LeaseMillis = Annotated[int, Field(ge=1, le=MAX_MS)]
+Tokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**63 - 1)]
+HashedText = Annotated[str, Field(max_length=4096)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Pages = Annotated[int, Field(ge=0, le=2**31 - 1)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\-]{1,128}$")]
 
@@ -45,11 +53,47 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class PrefixBody(_Body):
-    """Which prefix: `keys` in page order; the first `device_pages` are on the GPU already."""
+class LoraBody(_Body):
+    """An adapter as vLLM hashes it."""
 
-    model: str = Field(min_length=1, max_length=256)
-    keys: list[PageKey] = Field(json_schema_extra={"uniqueItems": True})
+    name: HashedText
+    path: HashedText
+
+
+class MmItemBody(_Body):
+    """A multimodal item of a prompt: its placeholders are `length` tokens from token `offset` on."""
+
+    identifier: HashedText
+    offset: Tokens
+    length: Tokens = Field(ge=1)
+
+
+class HashedBody(_Body):
+    """What enters the page keys of a prompt beside its token ids."""
+
+    extra_key: HashedText | None = None
+    cache_salt: HashedText | None = None
+    lora: HashedText | LoraBody | None = None
+    mm: list[MmItemBody] = Field(default=[], max_length=4096)
+
+
+class HashBody(HashedBody):
+    """Whose keys to show."""
+
+    model: ModelName
+    token_ids: list[TokenId]
+
+
+class PrefixBody(HashedBody):
+    """Which prefix: `keys` in page order, or the `token_ids` they are derived from; the first `device_pages` are on the
+    GPU already. With `include_keys` the answer says the keys."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["keys"]}, {"required": ["token_ids"]}]})
+
+    model: ModelName
+    keys: list[PageKey] | SkipJsonSchema[None] = Field(default=None, json_schema_extra={"uniqueItems": True})
+    token_ids: list[TokenId] | SkipJsonSchema[None] = None
+    include_keys: bool = False
     device_pages: Pages = 0
 
 
@@ -133,6 +177,7 @@ class PrefetchAnswer(BaseModel):
     lease: LeaseAnswer | None = None
     slots: dict[str, list[int]] | None = None
     timing_ms: dict[str, float]
+    keys: list[PageKey] | None = None
 
 
 class LookupAnswer(BaseModel):
@@ -140,6 +185,7 @@ class LookupAnswer(BaseModel):
     page_tokens: int
     pages: LookupLengths
     tokens: LookupLengths
+    keys: list[PageKey] | None = None
 
 
 class LeasedAnswer(BaseModel):
@@ -147,6 +193,7 @@ class LeasedAnswer(BaseModel):
     page_tokens: int
     pages: LengthsAnswer
     tokens: LengthsAnswer
+    keys: list[PageKey] | None = None
     lease: LeaseAnswer | None = None
     slots: dict[str, list[int]] | None = None
 
@@ -158,12 +205,22 @@ class PinnedAnswer(BaseModel):
     pages: LengthsAnswer
     tokens: LengthsAnswer
     expires_in_ms: int
+    keys: list[PageKey] | None = None
 
 
 class EvictedAnswer(BaseModel):
     model: str
     evicted: int
     kept: int
+    keys: list[PageKey] | None = None
+
+
+class HashAnswer(BaseModel):
+    model: str
+    scheme: str
+    page_tokens: int
+    pages: int
+    keys: list[PageKey]
 
 
 class RenewAnswer(BaseModel):
@@ -223,6 +280,7 @@ class ModelAnswer(BaseModel):
     shards: int
     dtype: str
     layout: str
+    hash: str | None
     components: list[ComponentAnswer]
 
 
@@ -258,7 +316,7 @@ B = TypeVar("B", bound=_Body)
 
 
 def check(shape: type[B], body: dict[str, Any], num_keys: int = 0) -> B:
-    """Check a parsed body without its keys (those are parsed apart, thousands at a time); raises BadRequestError."""
+    """Check a parsed body without keys and token ids (parsed apart, thousands at a time); raises BadRequestError."""
     try:
         checked = shape.model_validate({**body, "keys": []} if "keys" in shape.model_fields else body)
     except ValidationError as error:
@@ -278,6 +336,17 @@ def problem_answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def request_schema(shape: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI part that says what a body looks like."""
-    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = shape.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return a schema with what it refers to in place: the document has no other place for parts of requests."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(part, definitions) for name, part in schema.items()}

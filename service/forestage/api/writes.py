@@ -9,7 +9,7 @@ from forestage.api.auth import tenant_of
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_progress, describe_write
-from forestage.api.reading import BODY_PROBLEMS, read_prefix
+from forestage.api.reading import BODY_PROBLEMS, read_keys
 from forestage.api.schemas import (
     MAX_WAIT_MS,
     Problem,
@@ -45,7 +45,7 @@ def build_writes(context: Context) -> APIRouter:
         openapi_extra=request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:
-        raw, keys = await read_prefix(request, config)
+        raw, keys = await read_keys(request, config)
         body = check(WriteBody, raw)
         tails = _by_component(service.engine.pool(body.model).layout, body.tails, len(keys))
         write = await service.begin_write(body.model, keys, tails, tenant_of(request, body))

@@ -1,5 +1,6 @@
 """The configuration: TOML and environment in, a frozen and consistent Config out."""
 
+from forestage.config.hashing import HashConfig
 from forestage.config.load import load, read_token
 from forestage.config.mistakes import ConfigError
 from forestage.config.models import ComponentConfig, HicacheConfig, ModelConfig
@@ -24,6 +25,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "FileConfig",
+    "HashConfig",
     "HicacheConfig",
     "HicacheFileConfig",
     "LeaseConfig",

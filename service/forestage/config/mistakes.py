@@ -38,6 +38,7 @@ _RULES = {
 _RULES_WITHOUT_VALUE = {
     "missing": "is missing",
     "model_type": "must be a table",
+    "no_seed": "must be the PYTHONHASHSEED that vLLM runs with: without one its hashes are random",
     "no_tables": "is empty",
     "tuple_type": "must be an array of tables",
 }

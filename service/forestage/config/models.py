@@ -4,10 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from forestage.config.hashing import HashConfig
 from forestage.config.quantities import Bytes
 from forestage.config.section import MAX_RANKS, AtLeastOne, Ranks, Section
 from forestage.config.words import ComponentName, Name, ServedName, Tag, is_name
 from forestage.core.layout import Component, Covers, HicacheNaming, ModelLayout
+from forestage_client.hashing import HashScheme
 
 __all__ = ["ComponentConfig", "HicacheConfig", "ModelConfig"]
 
@@ -66,6 +68,7 @@ class ModelConfig(Section):
     dtype: Tag = "bfloat16"
     layout: Tag = "page_first"
     hicache: HicacheConfig = HicacheConfig()
+    hash: HashConfig | None = None  # token ids are refused
     components: Annotated[tuple[ComponentConfig, ...], Field(strict=False), AtLeastOne]
 
     @model_validator(mode="before")
@@ -90,3 +93,9 @@ class ModelConfig(Section):
         components = tuple(component.component() for component in self.components)
         naming = self.hicache.rule()
         return ModelLayout(self.name, self.page_tokens, components, self.shards, self.dtype, self.layout, naming)
+
+    def hash_scheme(self) -> HashScheme | None:
+        """Return how page keys come from token ids, None if that is not said."""
+        if self.hash is None:
+            return None
+        return HashScheme(self.hash.scheme, self.page_tokens, self.hash.seed, self.hash.bigram)

@@ -24,6 +24,8 @@ def render(config: Config) -> str:
     for model in config.models:
         lines += ["", "[[models]]", *_pairs(model)]
         lines.append(f"hicache = {{{', '.join(_pairs(model.hicache))}}}")
+        if model.hash is not None:
+            lines.append(f"hash = {{{', '.join(_pairs(model.hash))}}}")
         for component in model.components:
             lines += ["", "[[models.components]]", *_pairs(component)]
     return "\n".join(lines[1:]) + "\n"

@@ -89,9 +89,10 @@ class Engine:
         except KeyError:
             raise NotFoundError("no model of this name is configured", slug="unknown-model") from None
 
-    def submit(self, request: PrefetchRequest, now: float) -> Job:
+    def submit(self, request: PrefetchRequest, now: float, arrived: float | None = None) -> Job:
         """Start a job, or return the one that this request began before.
 
+        `arrived` is when the request came, if that was before `now`: its deadline counts from there.
         Raises NotFoundError (model), ConflictError (id used for another request), CapacityError (queue full) and
         StoppingError, all before anything is taken.
         """
@@ -103,14 +104,15 @@ class Engine:
             return known
         pool = self.pool(request.model)
         self._refuse_if_stopping()
-        deadline = now + request.deadline_ms / 1e3 if request.deadline_ms else None
-        job = Job(request, pool.layout, digest, Timing(now), deadline, self.tenants.number(request.tenant))
+        arrived = now if arrived is None else min(arrived, now)
+        deadline = arrived + request.deadline_ms / 1e3 if request.deadline_ms else None
+        job = Job(request, pool.layout, digest, Timing(arrived), deadline, self.tenants.number(request.tenant))
         admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages))
         self.jobs[request.request_id] = job
         self.live.add(job)
         if deadline is not None:
             # A hybrid prefix may need its last read after the cut: leave time for it inside the deadline.
-            settle = min(self.settings.settle_s, (deadline - now) / 2) if pool.layout.tails else 0.0
+            settle = min(self.settings.settle_s, max(0.0, deadline - now) / 2) if pool.layout.tails else 0.0
             job.timers.append(self._timers.put(deadline - settle, partial(self._on_deadline_near, job)))
         if admitted:
             self._start(job, now)

@@ -15,6 +15,7 @@ from forestage.core.model_pool import ModelPool
 from forestage.core.plan import Plan
 from forestage.core.tenants import DEFAULT_TENANT
 from forestage.core.write import Write
+from forestage.prefetch.page_keys import PageKeys
 from forestage.prefetch.reads import Reads, SlotMemory
 from forestage.prefetch.write_behind import WriteBehind
 from forestage.storage.base import Presence, Probe, Storage
@@ -62,6 +63,7 @@ class PrefetchService:
         self.storage = storage
         self._observer = observer
         self._clock = clock
+        self.page_keys = PageKeys()
         self._reads = Reads(engine, memory, region_of, storage, clock, self._progress)
         self._writes = WriteBehind(engine, memory, region_of, storage, clock, self._progress, attempt_s=write_attempt_s)
         self._probing: dict[Job, asyncio.Task[None]] = {}
@@ -92,6 +94,7 @@ class PrefetchService:
             self._tasks = None
             self.engine.stop_all(self._clock())
             self._reads.close()
+            self.page_keys.close()
             self._progress()
             self._wake_writers()
             if self._timer is not None:
@@ -124,10 +127,14 @@ class PrefetchService:
 
     # ---- prefetches
 
-    def submit(self, request: PrefetchRequest) -> tuple[Job, bool]:
+    def now(self) -> float:
+        """Return the time by the clock that deadlines are counted by."""
+        return self._clock()
+
+    def submit(self, request: PrefetchRequest, arrived: float | None = None) -> tuple[Job, bool]:
         """Start a prefetch, or find the one that this request began; say whether it is new. See Engine.submit."""
         known = self.engine.jobs.get(request.request_id)
-        job = self.engine.submit(request, self._clock())
+        job = self.engine.submit(request, self._clock(), arrived)
         self._progress()
         return job, job is not known
 

@@ -1,0 +1,37 @@
+"""The route that shows page keys: what a prompt is called in L3 and in the pool."""
+
+from fastapi import APIRouter, Request, Response
+
+from forestage.api.codec import answer, read_body
+from forestage.api.context import Context
+from forestage.api.prompts import scheme_of, shown_keys, take_keys
+from forestage.api.schemas import HashAnswer, HashBody, Problem, check, request_schema
+from forestage.core.errors import BadRequestError
+
+__all__ = ["build_hash"]
+
+
+def build_hash(context: Context) -> APIRouter:
+    """Build `/v1/hash` over a running service."""
+    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+
+    @router.post(
+        "/hash",
+        summary="Say the page keys of a prompt",
+        response_model=HashAnswer,
+        responses={
+            status: {"model": Problem, "description": "see `type`"} for status in (400, 404, 413, 415, 422, 503)
+        },
+        openapi_extra=request_schema(HashBody),
+    )
+    async def show_keys(request: Request) -> Response:
+        body = await read_body(request, context.config.server.max_body_bytes)
+        if "token_ids" not in body:
+            raise BadRequestError("token_ids: Field required")
+        keys = await take_keys(body, context)
+        model = check(HashBody, {**body, "token_ids": []}).model
+        scheme = scheme_of(model, context)
+        facts = {"model": model, "scheme": scheme.name, "page_tokens": scheme.page_tokens, "pages": len(keys)}
+        return answer(request, {**facts, **shown_keys(keys, request.headers.get("accept", ""))})
+
+    return router
