@@ -23,6 +23,7 @@ from forestage_client._errors import (
 from forestage_client._types import (
     Component,
     Evicted,
+    Hashed,
     Info,
     Lease,
     Leased,
@@ -40,9 +41,10 @@ from forestage_client._types import (
 )
 
 if TYPE_CHECKING:
-    from forestage_client._codec import Encoding, Key
+    from forestage_client._codec import Encoding, Key, Keys
     from forestage_client.aclient import AsyncClient
     from forestage_client.client import Client
+    from forestage_client.hashing.prompt import Prompt
     from forestage_client.page_writer import PageWriter
     from forestage_client.pool_view import PoolView, Stale
 
@@ -57,8 +59,10 @@ __all__ = [
     "Evicted",
     "ForestageError",
     "Gone",
+    "Hashed",
     "Info",
     "Key",
+    "Keys",
     "Lease",
     "Leased",
     "Lengths",
@@ -71,6 +75,7 @@ __all__ = [
     "Pool",
     "PoolView",
     "Prefetch",
+    "Prompt",
     "QueueFull",
     "Readiness",
     "Region",
@@ -91,8 +96,10 @@ _LOADED_WHEN_USED = {
     "Client": "client",
     "Encoding": "_codec",
     "Key": "_codec",
+    "Keys": "_codec",
     "PageWriter": "page_writer",
     "PoolView": "pool_view",
+    "Prompt": "hashing.prompt",
     "Stale": "pool_view",
 }
 

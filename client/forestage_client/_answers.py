@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, TypeVar, cast
 
-from forestage_client._codec import decode_slots
+from forestage_client._codec import decode_keys, decode_slots
 from forestage_client._types import (
     Component,
     Evicted,
+    Hashed,
     Info,
     Lease,
     Leased,
@@ -28,6 +29,7 @@ from forestage_client._types import (
 
 __all__ = [
     "read_evicted",
+    "read_hashed",
     "read_info",
     "read_leased",
     "read_lookup",
@@ -61,12 +63,25 @@ def read_prefetch(answer: object) -> Prefetch:
         lease=None if lease is None else _lease(lease),
         slots=_each(job.get("slots"), decode_slots),
         timing_ms=_each(job.get("timing_ms"), _as_float),
+        keys=_keys(job),
     )
 
 
 def read_lookup(answer: object) -> Lookup:
     found = _members(answer)
-    return Lookup(pages=_lookup_lengths(_get(found, "pages")), tokens=_lookup_lengths(_get(found, "tokens")))
+    return Lookup(
+        pages=_lookup_lengths(_get(found, "pages")), tokens=_lookup_lengths(_get(found, "tokens")), keys=_keys(found)
+    )
+
+
+def read_hashed(answer: object) -> Hashed:
+    hashed = _members(answer)
+    return Hashed(
+        model=_text(hashed, "model"),
+        scheme=_text(hashed, "scheme"),
+        page_tokens=_number(hashed, "page_tokens"),
+        keys=tuple(decode_keys(hashed)),
+    )
 
 
 def read_leased(answer: object, device_pages: int) -> Leased:
@@ -76,6 +91,7 @@ def read_leased(answer: object, device_pages: int) -> Leased:
         pages=_lengths(_get(taken, "pages"), otherwise=device_pages),
         lease=None if lease is None else _lease(lease),
         slots=_each(taken.get("slots"), decode_slots),
+        keys=_keys(taken),
     )
 
 
@@ -180,6 +196,7 @@ def _model(model: Mapping[str, Any]) -> Model:
         dtype=_text(model, "dtype"),
         layout=_text(model, "layout"),
         fingerprint=_text(model, "fingerprint"),
+        hash=None if model.get("hash") is None else _text(model, "hash"),
     )
 
 
@@ -239,6 +256,10 @@ def _slots_or_none(value: object) -> tuple[int | None, ...]:
     if isinstance(value, list) and all(slot is None or isinstance(slot, int) for slot in value):
         return tuple(value)
     return decode_slots(value)
+
+
+def _keys(members: Mapping[str, Any]) -> tuple[bytes, ...]:
+    return tuple(decode_keys(members)) if "keys" in members else ()
 
 
 def _members(value: object) -> Mapping[str, Any]:

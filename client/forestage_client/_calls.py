@@ -4,15 +4,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Never, TypeVar
 from urllib.parse import quote
 
 from forestage_client import _answers
-from forestage_client._codec import MEDIA_TYPES, Encoding, Key, decode_body, encode_body
+from forestage_client._codec import MEDIA_TYPES, Encoding, Key, Keys, decode_body, encode_body
 from forestage_client._errors import ServerFault, error_for
 from forestage_client._types import (
     Evicted,
+    Hashed,
     Info,
     Lease,
     Leased,
@@ -25,6 +26,7 @@ from forestage_client._types import (
     Write,
     WriteStatus,
 )
+from forestage_client.hashing.prompt import Prompt
 
 __all__ = [
     "Answer",
@@ -36,6 +38,7 @@ __all__ = [
     "evict",
     "finish",
     "get_prefetch",
+    "hash_prompt",
     "healthy",
     "info",
     "lease",
@@ -98,7 +101,7 @@ class Call(Generic[T_co]):
     path: str
     read: Callable[[Answer], T_co]
     body: Mapping[str, object] | None = None
-    keys: Sequence[Key] | None = None
+    keys: Keys | None = None
     wait_ms: int = 0
     repeatable: bool = True
 
@@ -122,7 +125,7 @@ class Call(Generic[T_co]):
 
 def prefetch(
     model: str,
-    keys: Sequence[Key],
+    keys: Keys,
     *,
     request_id: str | None,
     device_pages: int,
@@ -161,12 +164,16 @@ def cancel(request_id: str) -> Call[None]:
     return Call("DELETE", _job_path(request_id), _nothing)
 
 
-def lookup(model: str, keys: Sequence[Key], device_pages: int, tenant: str | None) -> Call[Lookup]:
+def lookup(model: str, keys: Keys, device_pages: int, tenant: str | None) -> Call[Lookup]:
     body = _given(model=model, device_pages=device_pages, tenant=tenant)
     return Call("POST", "/v1/lookup", _body(_answers.read_lookup), body, keys)
 
 
-def lease(model: str, keys: Sequence[Key], device_pages: int, lease_ms: int | None, tenant: str | None) -> Call[Leased]:
+def hash_prompt(model: str, prompt: Prompt) -> Call[Hashed]:
+    return Call("POST", "/v1/hash", _body(_answers.read_hashed), {"model": model}, replace(prompt, include_keys=False))
+
+
+def lease(model: str, keys: Keys, device_pages: int, lease_ms: int | None, tenant: str | None) -> Call[Leased]:
     def read(answer: object) -> Leased:
         return _answers.read_leased(answer, device_pages)
 
@@ -213,7 +220,7 @@ def write_status(write_id: str, wait_ms: int) -> Call[WriteStatus]:
     return Call("GET", _write_path(write_id) + query, _body(_answers.read_write_status), wait_ms=wait_ms)
 
 
-def pin(model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int, tenant: str | None) -> Call[Pinned]:
+def pin(model: str, keys: Keys, ttl_ms: int, device_pages: int, tenant: str | None) -> Call[Pinned]:
     body = _given(model=model, device_pages=device_pages, ttl_ms=ttl_ms, tenant=tenant)
     # As with a lease, nobody would know the id of a second one.
     return Call("POST", "/v1/pins", _body(_answers.read_pinned), body, keys, repeatable=False)
@@ -223,7 +230,7 @@ def unpin(pin_id: str) -> Call[None]:
     return Call("DELETE", f"/v1/pins/{quote(pin_id, safe=':')}", _nothing)
 
 
-def evict(model: str, keys: Sequence[Key], device_pages: int, tenant: str | None) -> Call[Evicted]:
+def evict(model: str, keys: Keys, device_pages: int, tenant: str | None) -> Call[Evicted]:
     body = _given(model=model, device_pages=device_pages, tenant=tenant)
     return Call("POST", "/v1/evict", _body(_answers.read_evicted), body, keys)
 

@@ -5,12 +5,15 @@ Law: `decode_keys(decode_body(encode_body(body, keys, encoding)))` gives the sam
 
 import json
 import struct
+import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgpack
 
 from forestage_client._errors import BadRequest
+from forestage_client.hashing.prompt import LoraAdapter, MmItem, Prompt
 
 __all__ = [
     "JSON_TYPE",
@@ -18,8 +21,10 @@ __all__ = [
     "MSGPACK_TYPE",
     "Encoding",
     "Key",
+    "Keys",
     "decode_body",
     "decode_keys",
+    "decode_prompt",
     "decode_slots",
     "encode_body",
     "encode_slots",
@@ -29,13 +34,21 @@ Encoding = Literal["msgpack", "json"]
 Key = str | bytes
 """A page key: 16 to 64 bytes, or the same as hex."""
 
+Keys = Sequence[Key] | Prompt
+"""The page keys of a prefix in order, or the prompt that they are derived from."""
+
 JSON_TYPE = "application/json"
 MSGPACK_TYPE = "application/msgpack"
 MEDIA_TYPES: Mapping[str, str] = {"json": JSON_TYPE, "msgpack": MSGPACK_TYPE}
 
 
-def encode_body(body: Mapping[str, object], keys: Sequence[Key] | None, encoding: Encoding) -> bytes:
-    """Write a request body; `keys` become its field `keys`. Raises BadRequest for keys that are no keys."""
+def encode_body(body: Mapping[str, object], keys: Keys | None, encoding: Encoding) -> bytes:
+    """Write a request body; `keys` become its field `keys`, or `token_ids` with what belongs to them.
+
+    Raises BadRequest for keys that are no keys and token ids that are none.
+    """
+    if isinstance(keys, Prompt):
+        body, keys = {**body, **_prompt_fields(keys, encoding)}, None
     if keys is not None and isinstance(keys, str | bytes):
         raise BadRequest("keys must be a sequence of keys, not one key")
     if encoding == "json":
@@ -74,6 +87,21 @@ def decode_keys(body: Mapping[str, Any]) -> list[bytes]:
     return [key if isinstance(key, bytes) else bytes.fromhex(_as_text(key)) for key in keys]
 
 
+def decode_prompt(body: Mapping[str, Any]) -> Prompt:
+    """Return the prompt of a decoded request body, whichever way it was written; raises ValueError."""
+    raw, lora = body.get("token_ids"), body.get("lora")
+    if isinstance(raw, bytes) and len(raw) % 4 == 0:
+        raw = struct.unpack(f"<{len(raw) // 4}I", raw)
+    if not isinstance(raw, list | tuple) or not all(type(token) is int for token in raw):
+        raise ValueError("token_ids must be integers, or whole 4-byte numbers")
+    try:
+        items = [MmItem(**item) for item in body.get("mm", ())]
+        lora = LoraAdapter(**lora) if isinstance(lora, dict) else lora
+    except TypeError as error:
+        raise ValueError("mm and lora must have the members of an item and of an adapter") from error
+    return Prompt(raw, body.get("extra_key"), body.get("cache_salt"), lora, items, body.get("include_keys", False))
+
+
 def encode_slots(slots: Sequence[int], encoding: Encoding) -> list[int] | bytes:
     """Write a slot list the way services do: integers in JSON, little-endian u32 in MessagePack."""
     return list(slots) if encoding == "json" else struct.pack(f"<{len(slots)}I", *slots)
@@ -88,6 +116,33 @@ def decode_slots(value: object) -> tuple[int, ...]:
     if isinstance(value, list) and all(isinstance(slot, int) for slot in value):
         return tuple(value)
     raise ValueError("a slot list must be integers or bin")
+
+
+def _prompt_fields(prompt: Prompt, encoding: Encoding) -> dict[str, object]:
+    lora = prompt.lora
+    fields: dict[str, object] = {
+        "extra_key": prompt.extra_key,
+        "cache_salt": prompt.cache_salt,
+        "lora": {"name": lora.name, "path": lora.path} if isinstance(lora, LoraAdapter) else lora,
+        "mm": [{"identifier": i.identifier, "offset": i.offset, "length": i.length} for i in prompt.mm] or None,
+        "include_keys": prompt.include_keys or None,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"token_ids": _token_ids(prompt.token_ids, encoding), **given}
+
+
+def _token_ids(token_ids: Sequence[int], encoding: Encoding) -> list[int] | bytes:
+    try:
+        words = array("I", token_ids)
+    except OverflowError:  # what is too wide for 4 bytes goes as a list
+        return list(token_ids)
+    except TypeError as error:
+        raise BadRequest("token ids must be integers") from error
+    if encoding == "json":
+        return words.tolist()
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
 
 
 def _packed_keys(keys: Sequence[Key]) -> dict[str, object]:

@@ -5,11 +5,12 @@ Law: a lease that is listed owns one hold on each of its slots; an ended one own
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forestage_client._codec import decode_keys
 from forestage_client._errors import BadRequest, Conflict, Gone, NotFound, QueueFull, Stopping
+from forestage_client._fake_hashing import show_keys, take_prompt
 from forestage_client._fake_pool import FakePool, Grant, Hold, Plan
 from forestage_client._fake_writes import FakeWrites
 from forestage_client._types import Model
@@ -53,10 +54,11 @@ class FakeJob:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What to answer: `value` now, or `job` once it is done or `wait_ms` have passed."""
+    """What to answer: `value` now, or `job` once it is done or `wait_ms` have passed; with it `keys` if asked for."""
 
     status: int
     value: object = None
+    keys: Sequence[bytes] | None = None
     job: FakeJob | None = None
     wait_ms: int = 0
 
@@ -80,6 +82,15 @@ class FakeService:
     def handle(self, method: str, path: Sequence[str], query: Mapping[str, str], body: Mapping[str, Any]) -> Reply:
         """Answer one request, its path split at the slashes."""
         self.expire()
+        if self.stopping or "writes" in path:
+            return self._handle(method, path, query, body)
+        models = {name: pool.model for name, pool in self.pools.items()}
+        if (method, *path) == ("POST", "v1", "hash"):
+            return Reply(200, *show_keys(body, models))
+        body, keys = take_prompt(body, models)
+        return replace(self._handle(method, path, query, body), keys=keys)
+
+    def _handle(self, method: str, path: Sequence[str], query: Mapping[str, str], body: Mapping[str, Any]) -> Reply:
         match (method, *path):
             case ("GET", "healthz"):
                 return Reply(200, {"status": "ok"})

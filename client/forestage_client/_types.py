@@ -9,6 +9,7 @@ from dataclasses import dataclass
 __all__ = [
     "Component",
     "Evicted",
+    "Hashed",
     "Info",
     "Lease",
     "Leased",
@@ -66,6 +67,7 @@ class Prefetch:
     reason to a number of pages; absent means 0. `slots[component]` of a component that every page needs holds page
     `device_pages + j` at index j; of a tail component, its window ending at `pages.ready`. Slots may be read while the
     lease lasts; `slots` is empty and `lease` None unless the job is done with more than `device_pages` ready.
+    `keys` are the page keys if a Prompt asked for them, in the answer to `prefetch` itself.
     """
 
     request_id: str
@@ -81,6 +83,7 @@ class Prefetch:
     lease: Lease | None
     slots: Mapping[str, tuple[int, ...]]
     timing_ms: Mapping[str, float]
+    keys: tuple[bytes, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -93,6 +96,7 @@ class Lookup:
 
     pages: LookupLengths
     tokens: LookupLengths
+    keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,17 @@ class Leased:
     pages: Lengths
     lease: Lease | None
     slots: Mapping[str, tuple[int, ...]]
+    keys: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """The page keys of a prompt, those of its whole pages, and the scheme that they follow."""
+
+    model: str
+    scheme: str
+    page_tokens: int
+    keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +228,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A configured model; `fingerprint` names its layout in L3."""
+    """A configured model; `fingerprint` names its layout in L3, `hash` the scheme of its page keys, None if unsaid."""
 
     name: str
     page_tokens: int
@@ -222,6 +237,7 @@ class Model:
     dtype: str = "bfloat16"
     layout: str = "page_first"
     fingerprint: str = ""
+    hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

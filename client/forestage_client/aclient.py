@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from forestage_client import _calls
-from forestage_client._codec import Encoding, Key
+from forestage_client._codec import Encoding, Key, Keys
 from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
 from forestage_client._http import AsyncLink, Wire, open_async_transport
 from forestage_client._types import (
     Evicted,
+    Hashed,
     Info,
     Lease,
     Leased,
@@ -26,6 +27,7 @@ from forestage_client._types import (
     WriteStatus,
 )
 from forestage_client._waiting import Waiting
+from forestage_client.hashing.prompt import Prompt
 
 if TYPE_CHECKING:
     import httpx2
@@ -85,7 +87,7 @@ class AsyncClient:
     async def prefetch(
         self,
         model: str,
-        keys: Sequence[Key],
+        keys: Keys,
         *,
         request_id: str | None = None,
         device_pages: int = 0,
@@ -98,6 +100,7 @@ class AsyncClient:
     ) -> Prefetch:
         """Start a job that brings the pages of `keys` (hex or bytes) into the pool, and return it as it then is.
 
+        A Prompt in place of `keys` leaves it to the service to derive them from token ids; so it does in all calls.
         Lengths are in pages. With `wait_ms` the answer comes when the job is done or that time is over; if this
         call is broken off meanwhile, the service cancels the job. With a known `request_id` and the same arguments
         that job is returned; None makes an id. What is None is left to the service's configuration.
@@ -142,20 +145,16 @@ class AsyncClient:
         """Cancel a job, release its lease and forget it. Idempotent."""
         await self._link.send(_calls.cancel(request_id))
 
-    async def lookup(
-        self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None
-    ) -> Lookup:
+    async def lookup(self, model: str, keys: Keys, device_pages: int = 0, *, tenant: str | None = None) -> Lookup:
         """Say what a prefetch would find now. Holds, fetches and changes nothing."""
         return await self._link.send(_calls.lookup(model, keys, device_pages, tenant))
 
+    async def hash(self, model: str, prompt: Prompt) -> Hashed:
+        """Return the page keys of a prompt; those of whole pages only. Raises BadRequest if the model has no scheme."""
+        return await self._link.send(_calls.hash_prompt(model, prompt))
+
     async def lease(
-        self,
-        model: str,
-        keys: Sequence[Key],
-        device_pages: int = 0,
-        lease_ms: int | None = None,
-        *,
-        tenant: str | None = None,
+        self, model: str, keys: Keys, device_pages: int = 0, lease_ms: int | None = None, *, tenant: str | None = None
     ) -> Leased:
         """Lease the longest restorable prefix that is in the pool now. Never reads L3.
 
@@ -236,7 +235,7 @@ class AsyncClient:
         writer.result = await self.commit_write(write.id)
 
     async def pin(
-        self, model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None
+        self, model: str, keys: Keys, ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None
     ) -> Pinned:
         """Keep the longest restorable prefix that is in the pool now for `ttl_ms`, without slots to read.
 
@@ -249,9 +248,7 @@ class AsyncClient:
         """End a pin; the pages stay until somebody needs their slots. Idempotent."""
         await self._link.send(_calls.unpin(pin_id))
 
-    async def evict(
-        self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None
-    ) -> Evicted:
+    async def evict(self, model: str, keys: Keys, device_pages: int = 0, *, tenant: str | None = None) -> Evicted:
         """Let the pages of a prefix that are in the pool and that nobody holds be the first to go, deepest first.
 
         Those below `device_pages` are left alone. Pages stay, and are found, until somebody needs their slots.

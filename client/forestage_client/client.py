@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from forestage_client import _calls
-from forestage_client._codec import Encoding, Key
+from forestage_client._codec import Encoding, Key, Keys
 from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
 from forestage_client._http import Link, Wire, open_transport
 from forestage_client._types import (
     Evicted,
+    Hashed,
     Info,
     Lease,
     Leased,
@@ -26,6 +27,7 @@ from forestage_client._types import (
     WriteStatus,
 )
 from forestage_client._waiting import Waiting
+from forestage_client.hashing.prompt import Prompt
 
 if TYPE_CHECKING:
     import httpx2
@@ -84,7 +86,7 @@ class Client:
     def prefetch(
         self,
         model: str,
-        keys: Sequence[Key],
+        keys: Keys,
         *,
         request_id: str | None = None,
         device_pages: int = 0,
@@ -97,6 +99,7 @@ class Client:
     ) -> Prefetch:
         """Start a job that brings the pages of `keys` (hex or bytes) into the pool, and return it as it then is.
 
+        A Prompt in place of `keys` leaves it to the service to derive them from token ids; so it does in all calls.
         Lengths are in pages. With `wait_ms` the answer comes when the job is done or that time is over; if this
         call is broken off meanwhile, the service cancels the job. With a known `request_id` and the same arguments
         that job is returned; None makes an id. What is None is left to the service's configuration.
@@ -141,18 +144,16 @@ class Client:
         """Cancel a job, release its lease and forget it. Idempotent."""
         self._link.send(_calls.cancel(request_id))
 
-    def lookup(self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None) -> Lookup:
+    def lookup(self, model: str, keys: Keys, device_pages: int = 0, *, tenant: str | None = None) -> Lookup:
         """Say what a prefetch would find now. Holds, fetches and changes nothing."""
         return self._link.send(_calls.lookup(model, keys, device_pages, tenant))
 
+    def hash(self, model: str, prompt: Prompt) -> Hashed:
+        """Return the page keys of a prompt; those of whole pages only. Raises BadRequest if the model has no scheme."""
+        return self._link.send(_calls.hash_prompt(model, prompt))
+
     def lease(
-        self,
-        model: str,
-        keys: Sequence[Key],
-        device_pages: int = 0,
-        lease_ms: int | None = None,
-        *,
-        tenant: str | None = None,
+        self, model: str, keys: Keys, device_pages: int = 0, lease_ms: int | None = None, *, tenant: str | None = None
     ) -> Leased:
         """Lease the longest restorable prefix that is in the pool now. Never reads L3.
 
@@ -232,9 +233,7 @@ class Client:
             raise
         writer.result = self.commit_write(write.id)
 
-    def pin(
-        self, model: str, keys: Sequence[Key], ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None
-    ) -> Pinned:
+    def pin(self, model: str, keys: Keys, ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None) -> Pinned:
         """Keep the longest restorable prefix that is in the pool now for `ttl_ms`, without slots to read.
 
         Never reads L3: prefetch first. Not repeated when a connection breaks: after Unreachable with `maybe_sent` a pin
@@ -246,7 +245,7 @@ class Client:
         """End a pin; the pages stay until somebody needs their slots. Idempotent."""
         self._link.send(_calls.unpin(pin_id))
 
-    def evict(self, model: str, keys: Sequence[Key], device_pages: int = 0, *, tenant: str | None = None) -> Evicted:
+    def evict(self, model: str, keys: Keys, device_pages: int = 0, *, tenant: str | None = None) -> Evicted:
         """Let the pages of a prefix that are in the pool and that nobody holds be the first to go, deepest first.
 
         Those below `device_pages` are left alone. Pages stay, and are found, until somebody needs their slots.

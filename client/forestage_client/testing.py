@@ -40,7 +40,8 @@ class FakeForestage:
     """An in-memory service. Threads and tasks may share it.
 
     Args:
-        models: what is configured; `Component.slots` gives a component its own number of pool slots.
+        models: what is configured; `Component.slots` gives a component its own number of pool slots, `Model.hash` lets
+            prompts come as token ids.
         pool_pages: slots of every component that names none.
         queue_limit: jobs held at once (see `hold`) before the next prefetch is refused with QueueFull.
         token: what clients must send; those of `client` and `aclient` do.
@@ -174,7 +175,7 @@ class FakeForestage:
                 for name, slots in value["slots"].items()
             }
         headers = {"content-type": MSGPACK_TYPE if packed else JSON_TYPE}
-        return httpx2.Response(status, content=encode_body(value, None, encoding), headers=headers)
+        return httpx2.Response(status, content=encode_body(value, reply.keys, encoding), headers=headers)
 
 
 def _read_body(request: httpx2.Request) -> dict[str, object]:

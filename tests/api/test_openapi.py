@@ -58,6 +58,7 @@ async def test_the_document_names_every_route(service: Live) -> None:
         ("POST", "/v1/pins"),
         ("DELETE", "/v1/pins/{pin_id}"),
         ("POST", "/v1/evict"),
+        ("POST", "/v1/hash"),
         ("GET", "/v1/pool"),
         ("GET", "/v1/models"),
         ("GET", "/v1/info"),

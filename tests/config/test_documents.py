@@ -8,7 +8,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from config.toml_files import MINIMAL, load_text, mistakes_of
-from forestage.config import ComponentConfig, Config, HicacheConfig, ModelConfig, TenantConfig, load, render
+from forestage.config import (
+    ComponentConfig,
+    Config,
+    HashConfig,
+    HicacheConfig,
+    ModelConfig,
+    TenantConfig,
+    load,
+    render,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "forestage.toml"
@@ -34,7 +43,7 @@ def test_what_the_example_comments_out_loads_too() -> None:
 
 
 def test_the_longest_example_of_the_document_loads() -> None:
-    text = DOCUMENT.partition("eight tensor ranks:\n")[2]
+    text = DOCUMENT.partition("eight tensor ranks:\n")[2].partition("\n## ")[0]
     assert mistakes_of('[storage]\nkind = "hicache-file"\n' + text) == []
 
 
@@ -58,6 +67,7 @@ def test_every_key_of_a_model_and_of_a_tenant_is_documented() -> None:
         *_names(ComponentConfig, "models[].components[]."),
         *_names(HicacheConfig, "models[].hicache."),
         *_names(TenantConfig, "tenants[]."),
+        *_names(HashConfig, "models[].hash."),
     } - {"models[].components"}
     assert {key for key in ROWS if "[]" in key} == expected
     assert {key.partition(".")[0] for key in ROWS if "[]" not in key} == set(Config.model_fields) - {

@@ -28,6 +28,38 @@ BAD: dict[str, tuple[str, list[str]]] = {
         MINIMAL + "byte = 1",
         ["models[0].components[0].byte: unknown key, did you mean bytes"],
     ),
+    "hash-without-a-scheme": (
+        MINIMAL.replace("[[models.", "hash = {}\n[[models."),
+        ["models[0].hash.scheme: is missing"],
+    ),
+    "hash-of-an-unknown-scheme": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "md5"}\n[[models.'),
+        ['models[0].hash.scheme: must be "sglang", "sglang-old", "vllm-sha256-cbor" or "vllm-xxhash-cbor", got "md5"'],
+    ),
+    "hash-with-an-unknown-key": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "sglang", sed = "0"}\n[[models.'),
+        ["models[0].hash.sed: unknown key, did you mean seed"],
+    ),
+    "hash-not-a-table": (
+        MINIMAL.replace("[[models.", 'hash = "sglang"\n[[models.'),
+        ["models[0].hash: must be a table"],
+    ),
+    "hash-seed-missing": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "vllm-xxhash-cbor"}\n[[models.'),
+        ["models[0].hash.seed: must be the PYTHONHASHSEED that vLLM runs with"],
+    ),
+    "hash-seed-empty": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "vllm-sha256-cbor", seed = ""}\n[[models.'),
+        ["models[0].hash.seed: must be 1 to 1024 characters"],
+    ),
+    "hash-seed-of-sglang": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "sglang", seed = "0"}\n[[models.'),
+        ["models[0].hash.seed: must be absent unless the scheme is one of vLLM's"],
+    ),
+    "hash-bigram-of-vllm": (
+        MINIMAL.replace("[[models.", 'hash = {scheme = "vllm-sha256-cbor", bigram = true}\n[[models.'),
+        ["models[0].hash.bigram: must be false unless the scheme is one of SGLang's"],
+    ),
     "odd-key": ('[server]\n"a\\nb" = 1' + MINIMAL, ['server."a\\nb": unknown key']),
     "bool-for-int": ("[server]\nport = true" + MINIMAL, ["server.port: must be an integer, got true"]),
     "text-for-int": ('[server]\nport = "8470"' + MINIMAL, ['server.port: must be an integer, got "8470"']),

@@ -38,7 +38,14 @@ def models(draw: st.DrawFn, name: str) -> dict[str, object]:
         )
     )
     hicache |= draw(st.sampled_from([{}, {"naming": "old"}, {"cp_size": 2, "naming": "new"}]))
+    hashed: list[dict[str, object]] = [
+        {},
+        {"hash": {"scheme": draw(st.sampled_from(["sglang", "sglang-old"])), "bigram": draw(st.booleans())}},
+        {"hash": {"scheme": "vllm-sha256-cbor"}},
+        {"hash": {"scheme": "vllm-xxhash-cbor", "seed": draw(NAMES)}},
+    ]
     return {
+        **draw(st.sampled_from(hashed)),
         "name": name,
         "page_tokens": draw(st.integers(1, 1 << 20)),
         "shards": shards,

@@ -65,7 +65,7 @@ class MmItemBody(_Body):
 
     identifier: HashedText
     offset: Tokens
-    length: Tokens = Field(ge=1)
+    length: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class HashedBody(_Body):
