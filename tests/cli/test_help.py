@@ -28,7 +28,7 @@ def _exit_code(*words: str) -> int:
 
 
 def test_the_contracts_commands_are_there() -> None:
-    expected = {"serve", "config", "prefetch", "lookup", "status", "pool", "l3"}
+    expected = {"serve", "config", "prefetch", "lookup", "hash", "status", "pool", "l3"}
     assert {words[0] for words in COMMANDS if words} >= expected
     assert ("l3", "put") in COMMANDS
 

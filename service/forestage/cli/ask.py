@@ -1,4 +1,4 @@
-"""Commands that talk to a running service: prefetch, lookup, status, pool."""
+"""Commands that talk to a running service: prefetch, lookup, hash, status, pool."""
 
 import argparse
 import dataclasses
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from forestage.cli.exits import Exit
-from forestage_client import BadRequest, Client, ForestageError, Lengths, LookupLengths, Prefetch, TooLarge
+from forestage_client import BadRequest, Client, ForestageError, Lengths, Lookup, LookupLengths, Prefetch, TooLarge
+from forestage_client.hashing import LoraAdapter, Prompt
 from forestage_client.pool_view import PoolView
 
-__all__ = ["lookup", "pool", "prefetch", "status"]
+__all__ = ["hash_prompt", "lookup", "pool", "prefetch", "status"]
 
 _POLL_MS = 500
 
@@ -33,6 +34,11 @@ def prefetch(arguments: argparse.Namespace) -> int:
 def lookup(arguments: argparse.Namespace) -> int:
     """Print what a prefetch would find."""
     return _with_client(arguments, _lookup)
+
+
+def hash_prompt(arguments: argparse.Namespace) -> int:
+    """Print the page keys of a prompt, one a line."""
+    return _with_client(arguments, _hash_prompt)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -76,9 +82,47 @@ def _keys(arguments: argparse.Namespace) -> list[str]:
     return keys
 
 
+def _prefix(arguments: argparse.Namespace) -> list[str] | Prompt:
+    """Return the page keys, or the prompt that they come from."""
+    if arguments.tokens is None:
+        if any(given is not None for given in (arguments.extra_key, arguments.cache_salt, arguments.lora)):
+            raise _UsageError("--extra-key, --cache-salt and --lora belong to --tokens FILE")
+        return _keys(arguments)
+    if arguments.key or arguments.keys:
+        raise _UsageError("either page keys or --tokens FILE")
+    return _prompt(arguments)
+
+
+def _prompt(arguments: argparse.Namespace) -> Prompt:
+    if arguments.tokens is None:
+        raise _UsageError("no token ids: give them with --tokens FILE")
+    text = sys.stdin.read() if arguments.tokens == "-" else Path(arguments.tokens).read_text()
+    words = text.replace(",", " ").strip().strip("[]").split()
+    try:
+        token_ids = list(map(int, words))
+    except ValueError:
+        raise _UsageError(f"{arguments.tokens}: holds something that is no token id") from None
+    lora = arguments.lora
+    if arguments.lora_path is not None:
+        if lora is None:
+            raise _UsageError("--lora-path belongs to --lora")
+        lora = LoraAdapter(lora, arguments.lora_path)
+    return Prompt(token_ids, arguments.extra_key, arguments.cache_salt, lora)
+
+
+def _hash_prompt(client: Client, arguments: argparse.Namespace) -> int:
+    hashed = client.hash(arguments.model, _prompt(arguments))
+    keys = [key.hex() for key in hashed.keys]
+    if arguments.json:
+        print(json.dumps({**dataclasses.asdict(hashed), "keys": keys}))
+    else:
+        print("".join(f"{key}\n" for key in keys), end="")
+    return Exit.OK
+
+
 def _prefetch(client: Client, arguments: argparse.Namespace) -> int:
     request_id = arguments.request_id or uuid.uuid4().hex
-    keys = _keys(arguments)
+    keys = _prefix(arguments)
     started = time.monotonic()
     try:
         job = client.prefetch(
@@ -100,12 +144,17 @@ def _prefetch(client: Client, arguments: argparse.Namespace) -> int:
         client.cancel(request_id)
         raise
     if arguments.json:
-        print(json.dumps(dataclasses.asdict(job)))
+        print(json.dumps(_without_keys(job)))
     else:
         _print_job(job)
     if job.outcome == "complete":
         return Exit.OK
     return Exit.PARTIAL if job.outcome == "partial" else Exit.MISS
+
+
+def _without_keys(answer: Prefetch | Lookup) -> dict[str, Any]:
+    """Return an answer to be printed; its keys, which nobody asked for here, are bytes."""
+    return {name: value for name, value in dataclasses.asdict(answer).items() if name != "keys"}
 
 
 def _print_job(job: Prefetch) -> None:
@@ -125,9 +174,9 @@ def _print_lengths(lengths: Lengths | LookupLengths, page_tokens: int) -> None:
 
 
 def _lookup(client: Client, arguments: argparse.Namespace) -> int:
-    found = client.lookup(arguments.model, _keys(arguments), arguments.device_pages)
+    found = client.lookup(arguments.model, _prefix(arguments), arguments.device_pages)
     if arguments.json:
-        print(json.dumps(dataclasses.asdict(found)))
+        print(json.dumps(_without_keys(found)))
         return Exit.OK
     page_tokens = found.tokens.requested // found.pages.requested if found.pages.requested else 0
     _print_lengths(found.pages, page_tokens)

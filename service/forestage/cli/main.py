@@ -1,4 +1,4 @@
-"""The command line: `forestage serve|config|prefetch|lookup|status|pool|l3`."""
+"""The command line: `forestage serve|config|prefetch|lookup|hash|status|pool|l3`."""
 
 import argparse
 import os
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_config(commands)
     _add_prefetch(commands)
     _add_lookup(commands)
+    _add_hash(commands)
     _add_status(commands)
     _add_pool(commands)
     _add_l3(commands)
@@ -92,7 +93,16 @@ def _add_prefix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--keys", metavar="FILE", help="page keys as hex, separated by space or lines; - for stdin")
     parser.add_argument("key", nargs="*", help="page keys as hex, in prefix order")
+    _add_prompt(parser)
     parser.add_argument("--device-pages", type=int, default=0, metavar="N", help="leading pages already on the GPU")
+
+
+def _add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", metavar="FILE", help="token ids, separated by space or lines; - for stdin")
+    parser.add_argument("--extra-key", metavar="TEXT", help="with --tokens: SGLang's extra key of the request")
+    parser.add_argument("--cache-salt", metavar="TEXT", help="with --tokens: cache salt of the request")
+    parser.add_argument("--lora", metavar="ID", help="with --tokens: adapter, its id for SGLang, its name for vLLM")
+    parser.add_argument("--lora-path", metavar="PATH", help="with --lora: the adapter's path, for vLLM")
 
 
 def _add_prefetch(commands: _Commands) -> None:
@@ -114,6 +124,15 @@ def _add_lookup(commands: _Commands) -> None:
     _add_client(parser)
     _add_prefix(parser)
     parser.set_defaults(run=_lookup)
+
+
+def _add_hash(commands: _Commands) -> None:
+    example = "forestage hash --model demo --tokens tokens.txt"
+    parser = _command(commands, "hash", "say the page keys of a prompt", example)
+    _add_client(parser)
+    parser.add_argument("--model", required=True)
+    _add_prompt(parser)
+    parser.set_defaults(run=_hash)
 
 
 def _add_status(commands: _Commands) -> None:
@@ -216,6 +235,12 @@ def _lookup(arguments: argparse.Namespace) -> int:
     from forestage.cli.ask import lookup
 
     return lookup(arguments)
+
+
+def _hash(arguments: argparse.Namespace) -> int:
+    from forestage.cli.ask import hash_prompt
+
+    return hash_prompt(arguments)
 
 
 def _status(arguments: argparse.Namespace) -> int:
