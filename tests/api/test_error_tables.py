@@ -26,6 +26,7 @@ FURTHER = {
     "unknown-write": 404,
     "write-gone": 410,
     "duplicate-key": 422,
+    "no-hash-scheme": 422,
     "pool-unlinked": 503,
 }
 UNSEEN = (StartError, StorageUnavailableError)
@@ -54,7 +55,8 @@ def test_every_bad_request_that_is_tested_is_of_a_listed_type() -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Live]:
-    async with live(tmp_path_factory.mktemp("errors"), kv_only(8), prefetch={"max_pages": 4}) as running:
+    hashed = {**kv_only(8, "h"), "hash": {"scheme": "sglang"}}
+    async with live(tmp_path_factory.mktemp("errors"), kv_only(8), hashed, prefetch={"max_pages": 4}) as running:
         yield running
 
 

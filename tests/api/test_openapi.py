@@ -18,7 +18,7 @@ def test_random_requests(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     server = f'port = 0\ntoken_file = "{tmp_path}/token"'
     # A random wait for a write that nobody commits ends with the write, before the client's own patience does.
-    with running(write_config(tmp_path, server=server, writes="expire_ms = 1000")) as service:
+    with running(write_config(tmp_path, server=server, writes="expire_ms = 1000", scheme="sglang")) as service:
         command = [
             SCHEMATHESIS,
             "run",

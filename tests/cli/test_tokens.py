@@ -31,11 +31,7 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("tokens")
-    config = write_config(folder, more=MODEL_OF_VLLM)
-    config.write_text(
-        config.read_text().replace("page_tokens = 16\n", 'page_tokens = 16\nhash = {scheme = "sglang"}\n', 1)
-    )
-    with running(config) as service:
+    with running(write_config(folder, more=MODEL_OF_VLLM, scheme="sglang")) as service:
         yield service
         assert service.stop() == 0
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from forestage.api.codec import answer, read_body
 from forestage.api.context import Context
 from forestage.api.prompts import scheme_of, shown_keys, take_keys
-from forestage.api.schemas import HashAnswer, HashBody, Problem, check, request_schema
+from forestage.api.schemas import HashAnswer, HashBody, Problem, check, problem_answers, request_schema
 from forestage.core.errors import BadRequestError
 
 __all__ = ["build_hash"]
@@ -19,9 +19,7 @@ def build_hash(context: Context) -> APIRouter:
         "/hash",
         summary="Say the page keys of a prompt",
         response_model=HashAnswer,
-        responses={
-            status: {"model": Problem, "description": "see `type`"} for status in (400, 404, 413, 415, 422, 503)
-        },
+        responses=problem_answers(400, 404, 413, 415, 422, 503),
         openapi_extra=request_schema(HashBody),
     )
     async def show_keys(request: Request) -> Response:
