@@ -57,7 +57,7 @@ def test_every_public_name_is_there() -> None:
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_function_is_annotated(path: Path) -> None:
     def bare(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
         given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.both_clients import Clients
+from client.guide import run_example
 from forestage_client import BadRequest, Component, Model, NotFound, Prompt
 from forestage_client._codec import decode_body, decode_prompt, encode_body
 from forestage_client.hashing import HashScheme, LoraAdapter, MmItem
@@ -90,3 +91,7 @@ def test_what_the_fake_refuses(clients: Clients) -> None:
             ask("v", Prompt(TOKENS, extra_key="e"))
         with pytest.raises(BadRequest):
             ask("s", Prompt([-1]))
+
+
+def test_the_guide_hashes_turn_by_turn() -> None:
+    assert len(run_example("hasher.extend(")["keys"]) == 2

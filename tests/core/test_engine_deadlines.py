@@ -1,7 +1,7 @@
 """When a deadline cuts a hybrid job, and who waits in the queue for nothing."""
 
 from forestage.core.engine import EngineSettings
-from forestage.core.job import Job, JobState, Reason
+from forestage.core.job import Job, JobState, PrefetchRequest, Reason
 from support.engine_driver import EngineDriver, chain, kv_model
 
 
@@ -79,3 +79,18 @@ def test_a_queued_job_joins_once_its_pages_are_on_their_way() -> None:
     driver.run()
     assert (second.ready, second.count_pages()) == (8, (0, 8))
     assert len(driver.reads) == 8
+
+
+def test_a_deadline_counts_from_the_arrival_even_if_it_has_passed() -> None:
+    for waited, ended in ((0.4, False), (0.6, True), (5.0, True)):
+        driver = EngineDriver(kv_model(windows=[1]), [16, 4], EngineSettings(1 << 40, settle_s=0.0))
+        driver.now = 100.0
+        keys = tuple(chain("a", 4))
+        request = PrefetchRequest("r", driver.layout.name, keys, deadline_ms=500)
+        job = driver.engine.submit(request, driver.now, driver.now - waited)
+        assert (job.deadline, job.timing.arrived) == (100.5 - waited, 100.0 - waited)
+        driver.advance(0.0)
+        assert job.done is ended
+        driver.advance(0.2)
+        assert (job.done, job.shortfall) == (True, {Reason.DEADLINE: 4})
+        driver.check()

@@ -13,7 +13,7 @@ from forestage_client.hashing import HashScheme, Prompt
 
 __all__ = ["AT_ONCE_TOKENS", "PageKeys"]
 
-#: Up to here hashing takes less time than a thread would need to begin: well below a millisecond.
+#: Up to here hashing takes about a millisecond at most: not worth the way to a thread and back.
 AT_ONCE_TOKENS = 2048
 
 
