@@ -209,6 +209,7 @@ async def test_the_pool_and_the_models(wire: Wire) -> None:
         "shards": 1,
         "dtype": "bfloat16",
         "layout": "page_first",
+        "hash": None,
         "components": [
             {"name": "kv", "covers": "every_page", "window": 0, "slots": 8, **component},
             {"name": "state", "covers": "tail", "window": 1, "slots": 2, **component},
