@@ -8,7 +8,7 @@ from support.live_redis import Answer, LiveRedis
 
 __all__ = ["FaultTable"]
 
-_LIVENESS_MS = 200.0
+_LIVENESS_MS = 500.0
 
 
 @dataclass(frozen=True, slots=True)
