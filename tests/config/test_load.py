@@ -243,6 +243,16 @@ BAD: dict[str, tuple[str, list[str]]] = {
         + MINIMAL,
         ["pool.write_reserve: must be at most 0.25, which lease.max_pinned_fraction and the tenants' min_share"],
     ),
+    "reserve-beyond-what-writes-may-use": (
+        "[pool]\nwrite_reserve = 0.3\n[writes]\nmax_dirty_fraction = 0.25" + MINIMAL,
+        [
+            "pool.write_reserve: must be at most 0.25, which is writes.max_dirty_fraction: writes cannot"
+        ],
+    ),
+    "reserve-beyond-both": (
+        "[pool]\nwrite_reserve = 0.5\n[lease]\nmax_pinned_fraction = 0.3\n[writes]\nmax_dirty_fraction = 0.4" + MINIMAL,
+        ["pool.write_reserve: must be at most 0.3, which lease.max_pinned_fraction"],
+    ),
     "tenants-many": (
         "".join(f'[[tenants]]\nname = "t{number}"\n' for number in range(65)) + MINIMAL,
         ["tenants: at most 64 can be configured, got 65"],
@@ -287,6 +297,7 @@ GOOD = {
     )
     + MINIMAL,
     "tenant-default": '[[tenants]]\nname = "default"\nmax_share = 1' + MINIMAL,
+    "reserve-at-its-limit": "[pool]\nwrite_reserve = 0.1\n[writes]\nmax_dirty_fraction = 0.1" + MINIMAL,
     "no-tenants": "tenants = []" + MINIMAL,
 }
 

@@ -17,7 +17,7 @@ from forestage.config.relations import (
     shard_mistakes,
     share_mistakes,
 )
-from forestage.config.schema import Config, LeaseConfig, PoolConfig, ServerConfig, StorageConfig
+from forestage.config.schema import Config, LeaseConfig, PoolConfig, ServerConfig, StorageConfig, WritesConfig
 from forestage.config.tenants import TenantConfig
 
 __all__ = ["load", "read_token"]
@@ -130,10 +130,12 @@ def _tenant_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key,
     sound = {i: TenantConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("tenants", i), bad)}
     if len(sound) == len(tables):
         yield from share_mistakes(sound)
-        if not _any_under(("pool",), bad) and not _any_under(("lease",), bad):
-            pool, lease = raw.get("pool", {}), raw.get("lease", {})
+        if not any(_any_under((section,), bad) for section in ("pool", "lease", "writes")):
             yield from reserve_mistakes(
-                PoolConfig.model_validate(pool), LeaseConfig.model_validate(lease), sound.values()
+                PoolConfig.model_validate(raw.get("pool", {})),
+                LeaseConfig.model_validate(raw.get("lease", {})),
+                WritesConfig.model_validate(raw.get("writes", {})),
+                sound.values(),
             )
     files |= {("tenants", i, "token_file"): tenant.token_file for i, tenant in sound.items()}
     first: dict[str, Key] = {}

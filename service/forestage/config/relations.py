@@ -10,7 +10,7 @@ from typing import Any
 
 from forestage.config.mistakes import Key, key_text, shown
 from forestage.config.models import ModelConfig
-from forestage.config.schema import LeaseConfig, PoolConfig
+from forestage.config.schema import LeaseConfig, PoolConfig, WritesConfig
 from forestage.config.tenants import TenantConfig
 from forestage.core.geometry import GeometryError, lay_out
 from forestage.core.layout import HicacheNaming
@@ -91,10 +91,17 @@ def share_mistakes(tenants: Mapping[int, TenantConfig]) -> Iterator[Mistake]:
         yield ("tenants",), f"min_share of all together must be at most 1, is {float(promised):.6g}"
 
 
-def reserve_mistakes(pool: PoolConfig, lease: LeaseConfig, tenants: Iterable[TenantConfig]) -> Iterator[Mistake]:
-    """Yield that what is kept for writes leaves tenants less than they are promised of what may be pinned."""
+def reserve_mistakes(
+    pool: PoolConfig, lease: LeaseConfig, writes: WritesConfig, tenants: Iterable[TenantConfig]
+) -> Iterator[Mistake]:
+    """Yield that what is kept for writes is more than they may use, or leaves tenants less than they are promised."""
     pinned = Fraction(repr(lease.max_pinned_fraction))
     left = pinned * (1 - sum(Fraction(repr(tenant.min_share)) for tenant in tenants))
-    if left >= 0 and pool.write_reserve > left:
+    usable = Fraction(repr(writes.max_dirty_fraction))
+    # Too much promised is a mistake of the tenants' own.
+    if left >= 0 and Fraction(repr(pool.write_reserve)) > min(left, usable):
         bounds = "which lease.max_pinned_fraction and the tenants' min_share leave"
-        yield ("pool", "write_reserve"), f"must be at most {float(left):.6g}, {bounds}, got {pool.write_reserve:.6g}"
+        if usable <= left:
+            bounds = "which is writes.max_dirty_fraction: writes cannot use more"
+        most = float(min(left, usable))
+        yield ("pool", "write_reserve"), f"must be at most {most:.6g}, {bounds}, got {pool.write_reserve:.6g}"
