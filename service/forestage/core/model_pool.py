@@ -5,7 +5,7 @@ reserved and filling ones those of the loads and those lent to engines. Everythi
 others here. A dirty page is resident and held: once by whoever sees to it that L3 gets it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from forestage.core.index import PageIndex
 from forestage.core.job import Job
@@ -242,56 +242,75 @@ class ModelPool:
         if load.read is not None:
             load.read.stopped = False
 
-    def begin_write(self, component: int, tenant: int = 0) -> int:
-        """Lend a slot to an engine, evicting if none is free; there must be room. Back by `commit_` or `drop_write`."""
-        slot = self._take(component, 1, tenant)[0]
-        self._events[component].begin_fill(slot, lent=True)
-        self.slots[component].begin(slot)
-        self._lent[component].add(slot)
-        return slot
+    def begin_writes(self, component: int, count: int, tenant: int = 0) -> list[int]:
+        """Lend slots to an engine, evicting if too few are free; there must be room.
 
-    def commit_write(self, component: int, slot: int, key: bytes, page: int) -> tuple[Load | None, list[Job]]:
-        """Make a page that an engine put into a lent slot resident and dirty; it must not be resident yet.
-
-        Returns the load that wanted the same page, if any, and who waited for it: from now on nobody does, and each of
-        them has a hold on `slot` instead. One more hold is the caller's, until it has called `set_clean` and released
-        it.
+        Each comes back by `commit_writes` or `drop_writes`.
         """
-        load, jobs = self.loads[component].get(key), list[Job]()
-        if load is not None:
+        slots = self._take(component, count, tenant)
+        begin_fill = self._events[component].begin_fill
+        for slot in slots:
+            begin_fill(slot, True)
+        self.slots[component].begin_all(slots)
+        self._lent[component].update(slots)
+        return slots
+
+    def commit_writes(
+        self, component: int, slots: Mapping[int, int], keys: Sequence[bytes]
+    ) -> list[tuple[Load, list[Job], int]]:
+        """Make pages that an engine put into lent slots (by page) resident and dirty; none may be resident yet.
+
+        Returns the loads that wanted one of these pages, who waited for each, and its slot: from now on nobody waits,
+        and each of them has a hold on the slot instead. One more hold on each page is the caller's, until it has called
+        `set_clean` and released it.
+        """
+        arrived = []
+        loads = self.loads[component]
+        for page in filter(lambda page: keys[page] in loads, slots) if loads else ():
+            load = loads[keys[page]]
             jobs, load.subscribers = load.subscribers, []
             if load.filling:
                 self.set_stalled(load)
                 self.stop_unwanted(load)
             else:
                 self.discard(load)
-        self._lent[component].remove(slot)
-        self._events[component].publish(slot, key, page, dirty=True)
-        self.slots[component].publish(slot)
-        self.index[component].insert(slot, key, 1 + len(jobs), fresh=False)
-        self._dirty[component].add(slot)
-        return load, jobs
+            arrived.append((load, jobs, slots[page]))
+        index, publish = self.index[component], self._events[component].publish
+        lent = slots.values()
+        self._lent[component].difference_update(lent)
+        for page, slot in slots.items():
+            key = keys[page]
+            publish(slot, key, page, True)
+            index.insert(slot, key, 1, fresh=False)
+        self.slots[component].publish_all(lent)
+        self._dirty[component].update(lent)
+        for _, jobs, slot in arrived:
+            index.hold([slot] * len(jobs))
+        return arrived
 
-    def drop_write(self, component: int, slot: int) -> None:
-        """Take a lent slot back; nobody writes to it any more."""
-        self._lent[component].remove(slot)
-        self._events[component].clear(slot)
+    def drop_writes(self, component: int, slots: Collection[int]) -> None:
+        """Take lent slots back; nobody writes to them any more."""
+        self._lent[component].difference_update(slots)
+        clear = self._events[component].clear
+        for slot in slots:
+            clear(slot)
         if self._shared:
-            self._shared[component].uncharge(slot)
-        self.slots[component].give_back(slot)
+            for slot in slots:
+                self._shared[component].uncharge(slot)
+        self.slots[component].give_back(*slots)
 
     def set_clean(self, component: int, slot: int) -> None:
         """Unmark a dirty page: L3 has it, or it was given up. Whoever holds it holds it still."""
         self._dirty[component].remove(slot)
         self._events[component].set_clean(slot)
 
-    def adopt_dirty(self, component: int, slots: Sequence[int]) -> None:
+    def adopt_dirty(self, component: int, slots: Collection[int]) -> None:
         """Mark adopted pages as dirty, and hold each once for the caller; readers of the pool see the mark already."""
         self.index[component].hold(slots, self._inherited)
         self._dirty[component].update(slots)
 
     def adopt_lent(self, component: int, slots: Sequence[int]) -> None:
-        """Take slots out of use that were lent to engines before the start; `drop_write` brings each back."""
+        """Take slots out of use that were lent to engines before the start; `drop_writes` brings them back."""
         self.slots[component].lend(slots)
         for slot in slots if self._shared else ():
             self._shared[component].charge(slot, self._inherited)

@@ -83,6 +83,10 @@ class Slots:
         """Reserved to filling: from now on somebody may write to the slot."""
         self._move(slot, 1, 2)
 
+    def begin_all(self, slots: Iterable[int]) -> None:
+        """Reserved to filling, many slots."""
+        self._move_all(slots, 1, 2)
+
     def unbegin(self, slot: int) -> None:
         """Filling back to reserved: the read ended before it touched the slot, and is still wanted."""
         self._move(slot, 2, 1)
@@ -90,6 +94,10 @@ class Slots:
     def publish(self, slot: int) -> None:
         """Filling to resident."""
         self._move(slot, 2, 3)
+
+    def publish_all(self, slots: Iterable[int]) -> None:
+        """Filling to resident, many slots."""
+        self._move_all(slots, 2, 3)
 
     def give_back(self, *slots: int) -> None:
         """Reserved, filling (its read has ended) or resident to free."""
@@ -112,8 +120,7 @@ class Slots:
         self._take_out(slots, SlotState.FILLING)
 
     def _take_out(self, slots: Iterable[int], state: SlotState) -> None:
-        for slot in slots:
-            self._move(slot, 0, state)
+        self._move_all(slots, 0, state)
         self._free = [slot for slot in self._free if not self._state[slot]]
 
     def _move(self, slot: int, before: int, after: int) -> None:
@@ -122,6 +129,16 @@ class Slots:
         self._state[slot] = after
         self._count[before] -= 1
         self._count[after] += 1
+
+    def _move_all(self, slots: Iterable[int], before: int, after: int) -> None:
+        states, moved = self._state, 0
+        for slot in slots:
+            if states[slot] != before:
+                raise RuntimeError(f"slot {slot} is {self.state(slot).name}, not {SlotState(before).name}")
+            states[slot] = after
+            moved += 1
+        self._count[before] -= moved
+        self._count[after] += moved
 
     def check_integrity(self) -> None:
         """Recount everything; raise with the numbers if the law is broken. O(capacity)."""

@@ -9,9 +9,11 @@ ancestor stays behind its descendants although L3 gets it before them.
 """
 
 import uuid
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from forestage.core.errors import GoneError, NotFoundError
 from forestage.core.job import Job
@@ -89,7 +91,10 @@ class Writes:
             resident.append([slot for slot in slots.values() if slot >= 0])
             pool.index[c].hold(resident[c], tenant)
         granted, reason = self._cut(pool, wanted, len(keys), tenant)
-        reserved = [{p: pool.begin_write(c, tenant) for p in pages if p < granted} for c, pages in enumerate(wanted)]
+        reserved = []
+        for c, pages in enumerate(wanted):
+            fitting = pages[: bisect_left(pages, granted)]
+            reserved.append(dict(zip(fitting, pool.begin_writes(c, len(fitting), tenant), strict=True)))
         for c, held in enumerate(resident):
             pool.index[c].release(reversed(held))
         needed = {page for pages in wanted for page in pages}
@@ -128,17 +133,16 @@ class Writes:
         write.state = WriteState.COMMITTED
         self._timers.take_back(write.timer)
         pool, reserved = self._pools[write.layout.name], write.reserved
-        # As L3 is read: a page with its states, in the order of the prefix.
-        places = sorted((page, c, slot) for c, slots in enumerate(write.slots) for page, slot in slots.items())
-        keys, write.slots, write.keys = write.keys, [], ()
-        for page, c, slot in places:
-            if pool.index[c].find(keys[page]) >= 0:
-                pool.drop_write(c, slot)
-                continue
-            load, jobs = pool.commit_write(c, slot, keys[page], page)
-            self._put(PageWrite(write, c, page, keys[page], slot))
-            if load is not None:
+        keys, granted, write.slots, write.keys = write.keys, write.slots, [], ()
+        for c, slots in enumerate(granted):
+            find = pool.index[c].find
+            late = {page: slot for page, slot in slots.items() if find(keys[page]) >= 0}
+            pool.drop_writes(c, late.values())
+            fresh = {page: slot for page, slot in slots.items() if page not in late} if late else slots
+            for load, jobs, slot in pool.commit_writes(c, fresh, keys):
                 on_arrival(load, jobs, slot)
+            write.held[c] = fresh
+        self._put_all(write, keys)
         write.committed = len(write.waiting)
         write.duplicate = reserved - write.committed
         self.results[WriteResult.DUPLICATE] += write.duplicate
@@ -169,8 +173,7 @@ class Writes:
         self._timers.take_back(write.timer)
         pool = self._pools[write.layout.name]
         for c, slots in enumerate(write.slots):
-            for slot in slots.values():
-                pool.drop_write(c, slot)
+            pool.drop_writes(c, slots.values())
         write.slots, write.keys = [], ()
         self._forget_later(write, now)
 
@@ -192,9 +195,11 @@ class Writes:
         write.state = WriteState.COMMITTED
         # Not by page: equal page numbers of different prefixes are different pages.
         places = sorted((page, c, slot, key) for c, found in enumerate(pages) for page, slot, key in found)
-        for number, (_, c, slot, key) in enumerate(places):
-            pool.adopt_dirty(c, (slot,))
-            self._put(PageWrite(write, c, number, key, slot))
+        for number, (_, c, slot, _) in enumerate(places):
+            write.held[c][number] = slot
+        for c, held in enumerate(write.held):
+            pool.adopt_dirty(c, held.values())
+        self._put_all(write, [key for _, _, _, key in places])
         write.committed = len(write.waiting)
         self.asked += write.committed
         self._settle_if_done(write, now)
@@ -267,11 +272,11 @@ class Writes:
         del self._retries[one]
         self._queue.append(one)
 
-    def _put(self, one: PageWrite) -> None:
-        write = one.write
-        write.held[one.component][one.page] = one.slot
-        write.waiting[one.page] = write.waiting.get(one.page, 0) + 1
-        self._queue.append(one)
+    def _put_all(self, write: Write, keys: Sequence[bytes]) -> None:
+        """Queue what a write holds, as L3 is read: a page with its states, in the order of the prefix."""
+        write.waiting = Counter(chain.from_iterable(write.held))
+        places = sorted((page, c) for c, held in enumerate(write.held) for page in held)
+        self._queue += [PageWrite(write, c, page, keys[page], write.held[c][page]) for page, c in places]
 
     def _clean(self, one: PageWrite, now: float) -> None:
         write, page = one.write, one.page
