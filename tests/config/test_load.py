@@ -245,9 +245,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
     ),
     "reserve-beyond-what-writes-may-use": (
         "[pool]\nwrite_reserve = 0.3\n[writes]\nmax_dirty_fraction = 0.25" + MINIMAL,
-        [
-            "pool.write_reserve: must be at most 0.25, which is writes.max_dirty_fraction: writes cannot"
-        ],
+        ["pool.write_reserve: must be at most 0.25, which is writes.max_dirty_fraction: writes cannot"],
     ),
     "reserve-beyond-both": (
         "[pool]\nwrite_reserve = 0.5\n[lease]\nmax_pinned_fraction = 0.3\n[writes]\nmax_dirty_fraction = 0.4" + MINIMAL,
