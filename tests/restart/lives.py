@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,17 @@ class Lives:
     def signal(self, signum: int) -> None:
         os.kill(self._pid, signum)
 
+    def freeze(self) -> None:
+        """Stop every thread of the service, wherever it is; `kill` or `thaw` follows."""
+        self.signal(signal.SIGSTOP)
+        end = time.monotonic() + _PATIENCE_S
+        while any(_state(task) != "T" for task in Path(f"/proc/{self._pid}/task").iterdir()):
+            assert time.monotonic() < end
+            time.sleep(0.0005)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def end(self) -> int:
         """Wait for the end of the service; return its exit status, minus the signal if one ended it."""
         self._tell("end")
@@ -94,10 +106,15 @@ class Lives:
         self.signal(signal.SIGTERM)
         return self.end()
 
-    def told(self, words: str) -> list[str]:
-        """Return the lines of the log since `clear` that have these words."""
+    @property
+    def log_end(self) -> int:
+        """Where the log ends now, for `told`."""
+        return self._log.stat().st_size
+
+    def told(self, words: str, since: int = 0) -> list[str]:
+        """Return the lines of the log since `clear`, or since a later `log_end`, that have these words."""
         with self._log.open() as log:
-            log.seek(self._log_start)
+            log.seek(max(since, self._log_start))
             return [line.rstrip() for line in log if words in line]
 
     def _tell(self, word: str) -> None:
@@ -119,3 +136,11 @@ class Lives:
                 raise AssertionError(f"waited for {start!r} in vain\n{self._log.read_text()[-4000:]}") from None
             if line.startswith(start):
                 return line.removeprefix(start).strip()
+
+
+def _state(task: Path) -> str:
+    """Return the letter of a thread's state; one that has ended meanwhile counts as stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
