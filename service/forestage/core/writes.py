@@ -297,6 +297,7 @@ class Writes:
         for c, held in enumerate(write.held):
             pool.index[c].release(reversed(held.values()))
         write.held = []
+        write.waiting = {}  # emptied, it would keep room for all its pages as long as the write is remembered
         self.settled.append(write)
         self._forget_later(write, now)
 
