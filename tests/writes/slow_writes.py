@@ -1,6 +1,7 @@
 """An L3 whose writes wait for the test, and engines that fill what they were lent."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ __all__ = ["SlowWrites", "fill", "fill_answer", "kv_of", "written"]
 
 
 class SlowWrites(MemoryStorage):
-    """`hold` makes writes wait until `release`; `stubborn` ones do not end when they are cancelled either."""
+    """`hold` makes writes wait until `release`; `stubborn` ones do not end when they are cancelled either.
+
+    Each takes `seconds`; `times` are begin and end of those that ended well.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +27,8 @@ class SlowWrites(MemoryStorage):
         self.most_at_once = 0
         self.error: Exception | None = None
         self.stubborn = False
+        self.seconds = 0.0
+        self.times: list[tuple[float, float]] = []
         self.only: bytes | None = None
         self._gate = asyncio.Event()
         self._gate.set()
@@ -37,16 +43,18 @@ class SlowWrites(MemoryStorage):
 
     async def write(self, model: ModelLayout, component_index: int, key: bytes, shards: Sequence[Buffer]) -> None:
         self.begun.append((component_index, key))
+        begin = time.monotonic()
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.seconds)
             if self.only in (None, key):
                 await self._wait()
             if self.error is not None:
                 # A fresh one: an error that stays keeps the frames it went through, and with them the slot.
                 raise type(self.error)(*self.error.args)
             await super().write(model, component_index, key, shards)
+            self.times.append((begin, time.monotonic()))
         finally:
             self.at_once -= 1
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,6 +77,30 @@ async def test_only_one_write_goes_on_beside_reads(tmp_path: Path) -> None:
         storage.most_at_once = 0
         await settled(await written(service, make_keys(8, "more")))
         assert storage.most_at_once == 2
+
+
+async def test_reads_have_l3_to_themselves_between_writes(tmp_path: Path) -> None:
+    async with _live(tmp_path) as (service, storage):
+        other = make_keys(1, "other")
+        storage.put(service.engine.pools["m"].layout, 0, other[0], [service.expected(other[0], "kv")])
+        storage.seconds = 0.02
+        service.storage.fault(0, other[0], hold=True)
+        job = await service.client.prefetch("m", other)
+        await until(lambda: service.storage.open_reads == 1)
+        write = await written(service, KEYS)
+        await settled(write)
+        ended, took = 0.0, 0.0
+        for begin, end in storage.times:
+            assert begin - ended >= took * 0.9
+            ended, took = end, end - begin
+        # With the last read the rest is over, however long it would have been.
+        _prefetches(service)._writes._rest_until = time.monotonic() + 1000
+        more = await written(service, make_keys(8, "more"))
+        assert len(storage.begun) == 8
+        service.storage.release()
+        await service.http.get(f"/v1/prefetch/{job.request_id}?wait_ms=10000")
+        await settled(more)
+        assert more.durable == 8
 
 
 async def test_l3_is_down_and_comes_back(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class PrefetchService:
             self.engine.stop_all(self._clock())
             self._reads.close()
             self.page_keys.close()
+            self._writes.close()
             self._progress()
             self._wake_writers()
             if self._timer is not None:

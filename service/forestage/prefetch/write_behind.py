@@ -20,7 +20,10 @@ __all__ = ["WriteBehind"]
 log = logging.getLogger("forestage.writes")
 
 _AT_ONCE = 2
-_BESIDE_READS = 1  # reads go first, but writes must not wait for ever
+# Reads go first, but writes must not wait for ever: beside reads there is one at a time, and after it none for as long
+# as it took, at most so many seconds. Where both share what L3 can do, that leaves reads three quarters of it and more.
+_BESIDE_READS = 1
+_LONGEST_REST_S = 1.0
 _MOST_LATE = 4  # calls that hang; with more of them the storage is left alone
 
 
@@ -45,9 +48,12 @@ class WriteBehind:
         self._clock = clock
         self._on_progress = on_progress
         self._attempt_s = attempt_s
-        self._calls: set[PageWrite] = set()
+        self._calls: dict[PageWrite, float] = {}
         self._late: set[PageWrite] = set()
         self._is_failing = False
+        self._is_reading = False
+        self._rest_until = 0.0
+        self._rest: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
@@ -59,15 +65,36 @@ class WriteBehind:
 
         Calls that are late do not count, until there are too many: a few that hang must not keep all others waiting.
         """
+        self._is_reading = reading
+        if self._is_resting():
+            return
         at_once = _BESIDE_READS if reading else _AT_ONCE
         while len(self._calls) - len(self._late) < at_once and len(self._late) < _MOST_LATE:
             one = self._engine.writes.next_page()
             if one is None:
                 return
-            self._calls.add(one)
+            self._calls[one] = self._clock()
             task = tasks.create_task(self._write(one))
             # A task that is cancelled before its first step never comes to its own clean-up.
             task.add_done_callback(partial(self._end, one, False))
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        if self._rest is not None:
+            self._rest.cancel()
+
+    def _is_resting(self) -> bool:
+        """Say whether reads have L3 to themselves now; if so, see to it that somebody looks again."""
+        left = self._rest_until - self._clock()
+        if not self._is_reading or left <= 0:
+            return False
+        if self._rest is None:
+            self._rest = asyncio.get_running_loop().call_later(left, self._rest_ended)
+        return True
+
+    def _rest_ended(self) -> None:
+        self._rest = None
+        self._on_progress()
 
     async def _write(self, one: PageWrite) -> None:
         layout, stored = one.write.layout, False
@@ -94,15 +121,18 @@ class WriteBehind:
         """Give a page back to the engine. Idempotent."""
         if one not in self._calls:
             return
-        self._calls.discard(one)
+        now = self._clock()
+        begun = self._calls.pop(one)
         self._late.discard(one)
+        if self._is_reading:
+            self._rest_until = now + min(now - begun, _LONGEST_REST_S)
         if stored:
-            self._engine.writes.stored(one, self._clock())
+            self._engine.writes.stored(one, now)
             if self._is_failing:
                 self._is_failing = False
                 log.info("storage %s takes pages again", self._storage.kind)
         else:
-            self._engine.writes.not_stored(one, self._clock())
+            self._engine.writes.not_stored(one, now)
         self._on_progress()
 
     def _note_failure(self, error: Exception) -> None:
