@@ -300,7 +300,9 @@ def main() -> None:
     pages = {name: writers.pages[name] for name in names}
     written = writers.pages["durable"] * PAGE_BYTES / (1 << 20) / args.seconds
     print_table(f"pages; {len(writers.durable)} durable ones compared byte by byte", [{**pages, "MiB/s": written}])
-    write_json(args.json, "write_pressure", [*rows, summary, pages], memory=watcher.memory, **vars(args) | {"json": None})
+    write_json(
+        args.json, "write_pressure", [*rows, summary, pages], memory=watcher.memory, **vars(args) | {"json": None}
+    )
 
 
 if __name__ == "__main__":
