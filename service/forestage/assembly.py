@@ -10,7 +10,9 @@ from forestage.core.engine import Engine, EngineSettings
 from forestage.core.model_pool import ModelPool
 from forestage.core.tenants import Tenants
 from forestage.core.write import WriteSettings
+from forestage.observe.history import History
 from forestage.observe.metrics import Metrics
+from forestage.observe.observers import JobObservers, StorageObservers
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
@@ -29,6 +31,7 @@ class Assembly:
     pool: PoolFile
     storage: GuardedStorage
     metrics: Metrics
+    history: History
     service: PrefetchService
 
 
@@ -61,13 +64,13 @@ def build_storage(config: Config) -> Storage:
 
 def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
     """Connect pool and storage. Must be called on the event loop that will run the service."""
-    metrics = Metrics(storage.kind, __version__)
+    metrics, history = Metrics(storage.kind, __version__), History()
     guarded = GuardedStorage(
         storage,
         probe_timeout_s=config.storage.probe_timeout_ms / 1e3,
         stall_timeout_s=config.storage.stall_timeout_ms / 1e3,
         breaker=Breaker(),
-        observe=metrics,
+        observe=StorageObservers((metrics, history)),
     )
     regions = pool.geometry.regions
     index_of = {(region.model.name, region.component_index): i for i, region in enumerate(regions)}
@@ -111,6 +114,7 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
         engine.writes.adopt(pools[layout.name], dirty[layout.name], now)
         slots = [[slot for region, slot in lent if region == i] for i in mine]
         engine.writes.quarantine(pools[layout.name], slots, now)
+    observers = JobObservers((metrics, history))
     metrics.watch(engine, pool.path, pool.pinned, pool.generation)
-    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, metrics)
-    return Assembly(config, pool, guarded, metrics, service)
+    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, observers)
+    return Assembly(config, pool, guarded, metrics, history, service)

@@ -146,7 +146,8 @@ async def _serve_pool(
     announce: Callable[[str], None],
 ) -> bool:
     config, service = parts.config, parts.service
-    context = Context(config, service, parts.pool, parts.storage.is_up, parts.metrics.exposition, __version__)
+    exposition, history = parts.metrics.exposition, parts.history
+    context = Context(config, service, parts.pool, parts.storage.is_up, exposition, __version__, history)
     server = _Server(
         uvicorn.Config(
             create_app(context, *tokens),

@@ -62,6 +62,8 @@ async def test_the_document_names_every_route(service: Live) -> None:
         ("GET", "/v1/pool"),
         ("GET", "/v1/models"),
         ("GET", "/v1/info"),
+        ("GET", "/v1/status"),
+        ("GET", "/v1/prefetch/{request_id}/timeline"),
         ("GET", "/healthz"),
         ("GET", "/readyz"),
         ("GET", "/metrics"),

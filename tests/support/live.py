@@ -213,7 +213,9 @@ async def live(
     storage = FaultyStorage(inner or memory)
     pool = await asyncio.to_thread(PoolFile.create, pool_settings(config), config.layouts())
     parts = assemble(config, pool, storage)
-    context = Context(config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__)
+    context = Context(
+        config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__, parts.history
+    )
     app = create_app(context, token, tenant_tokens)
     sock = bind_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -203,7 +203,9 @@ async def live_redis(
     assert isinstance(storage, RedisStorage)
     pool = await asyncio.to_thread(PoolFile.create, pool_settings(config), config.layouts())
     parts = assemble(config, pool, storage)
-    context = Context(config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__)
+    context = Context(
+        config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__, parts.history
+    )
     settings = uvicorn.Config(create_app(context, ""), http="httptools", ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(settings)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

@@ -11,6 +11,7 @@ from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
 from forestage.api.routes import build_router
+from forestage.api.status import build_status
 from forestage.api.writes import build_writes
 
 __all__ = ["create_app"]
@@ -35,6 +36,7 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     app.include_router(build_writes(context))
     app.include_router(build_pins(context))
     app.include_router(build_hash(context))
+    app.include_router(build_status(context))
     tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
     if token:
         tokens[token] = None

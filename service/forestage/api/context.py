@@ -7,6 +7,7 @@ from typing import Protocol
 
 from forestage.config import Config
 from forestage.core.geometry import Geometry
+from forestage.observe.history import History
 from forestage.prefetch.service import PrefetchService
 from forestage_client.hashing import HashScheme
 
@@ -41,6 +42,7 @@ class Context:
     storage_up: Callable[[], bool]
     exposition: Callable[[str], tuple[bytes, str]]
     version: str
+    history: History
     started: float = field(default_factory=time.monotonic)
     stopping: bool = False
     hash_schemes: Mapping[str, HashScheme] = field(init=False)

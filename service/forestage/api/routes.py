@@ -32,6 +32,7 @@ from forestage.api.schemas import (
 )
 from forestage.api.waiting import wait_for_job
 from forestage.core.job import Job, PrefetchRequest
+from forestage.core.trace_context import checked_traceparent
 
 __all__ = ["build_router"]
 
@@ -69,6 +70,7 @@ def build_router(context: Context) -> APIRouter:
             deadline_ms=config.prefetch.deadline_ms if body.deadline_ms is None else body.deadline_ms,
             lease_ms=min(body.lease_ms or config.lease.default_ms, config.lease.max_ms),
             tenant=tenant_of(request, body),
+            traceparent=checked_traceparent(request.headers.get("traceparent", "")),
         )
         job, new = service.submit(wanted, arrived)
         if not await wait_for_job(service, job, body.wait_ms, request.receive) and new:

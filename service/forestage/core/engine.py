@@ -37,6 +37,7 @@ from forestage.core.prefix import PrefixMap
 from forestage.core.read_queue import ReadQueue
 from forestage.core.settling import aim, aim_below_cut, has_its_aim
 from forestage.core.tenants import DEFAULT_TENANT, Tenants, TenantShare
+from forestage.core.timeline import Event
 from forestage.core.timers import Timers
 from forestage.core.write import Write, WriteSettings
 from forestage.core.writes import Writes
@@ -222,6 +223,7 @@ class Engine:
         for job in moved:
             if not job.done:
                 self._advance(job, now)
+                job.timeline.note_pages(now, job.contiguous)
         self._granted_since = True
         self._admit(now)
         return write
@@ -277,6 +279,7 @@ class Engine:
         for job in moved:
             if not job.done:
                 self._advance(job, now)
+                job.timeline.note_pages(now, job.contiguous)
         self._admit(now)
 
     def read_ended(
@@ -343,10 +346,12 @@ class Engine:
         job.enter(JobState.PROBING)
         job.timing.started = now
         self._hold_host(job)
+        job.timeline.note(now, Event.ADMITTED, job.host)
         prefix = self._survey(job)
         if prefix.largest_boundary(job.host, resident=True) == job.requested:
             self._grant(job, prefix, now)  # L3 has nothing to add
         else:
+            job.timeline.note(now, Event.PROBE, job.host)
             self.probes.append(job)
 
     def _hold_host(self, job: Job) -> None:
@@ -363,9 +368,13 @@ class Engine:
         plan = pool.plan(prefix, job.tenant)
         job.host, job.stored, job.restorable, job.granted = plan.host, plan.stored, plan.restorable, plan.granted
         job.timing.granted = now
+        unasked = job.span_reason if job.span_reason is Reason.STORAGE_UNAVAILABLE else None
+        job.timeline.note(now, Event.GRANT, plan.granted, unasked)
         if not plan.worth_reading(job.request.min_pages):
             job.stop_reason = Reason.BELOW_MIN_PAGES
             job.contiguous = plan.usable
+            if plan.granted > plan.usable:
+                job.timeline.note_cut(now, plan.usable, job.stop_reason)
             self._end(job, now)
             return
         job.enter(JobState.LOADING)
@@ -419,6 +428,7 @@ class Engine:
         pool = self.pools[job.layout.name]
         if not job.stopped or limit < job.cut_at:
             job.stop_reason = reason
+        job.timeline.note_cut(now, limit, reason)
         job.aim = job.cut_at = limit
         for c in job.layout.every_page:
             self._unwant(job, c, [page for page in job.pending[c] if page >= limit])
@@ -439,6 +449,7 @@ class Engine:
             return
         if reason is Reason.CANCELLED or job.state is not JobState.LOADING:
             job.stop_reason = reason
+            job.timeline.note_cut(now, job.contiguous, reason)
             self._end(job, now)
         elif job.contiguous < job.cut_at or not job.stopped:
             self._cut(job, job.contiguous, reason, now)
@@ -461,6 +472,7 @@ class Engine:
     def _begin_settling(self, job: Job, now: float) -> None:
         """Only tail states are missing, and there is little time for them: they need not wait their turn."""
         self._queue.add_in_front(job, waiting_loads(job, job.layout.tails))
+        job.timeline.note(now, Event.SETTLE, job.aim)
         latest = now + self.settings.settle_s
         job.settle_by = latest if job.deadline is None else max(now, min(latest, job.deadline))
         job.timers.append(self._timers.put(job.settle_by, partial(self._end, job)))
@@ -494,6 +506,7 @@ class Engine:
         job.timing.done = now
         job.shortfall = shortfall_of(job)
         job.outcome = outcome_of(job)
+        job.timeline.note(now, Event.DONE, job.ready)
         job.forget_pages()
         job.enter(JobState.DONE)
         self.finished.append(job)

@@ -49,6 +49,11 @@ class PageIndex:
     def is_held(self, slot: int) -> bool:
         return self._holds[slot] > 0
 
+    def count_held(self, slots: range) -> int:
+        """Count those of some slots that somebody holds."""
+        holds = self._holds[slots.start : slots.stop : slots.step]
+        return len(holds) - holds.count(0)
+
     def held_once(self, slot: int) -> bool:
         """Say whether exactly one holder keeps this slot."""
         return self._holds[slot] == 1

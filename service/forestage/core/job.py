@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from forestage.core.layout import ModelLayout
+from forestage.core.timeline import Event, Timeline
 
 if TYPE_CHECKING:
     from forestage.core.leases import Lease
@@ -62,7 +63,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """What a caller asks for. Times are milliseconds, 0 for none (`lease_ms`: at least 1)."""
+    """What a caller asks for. Times are milliseconds, 0 for none (`lease_ms`: at least 1).
+
+    `traceparent` says in W3C's words on whose behalf, for logs and traces; it makes no request another one.
+    """
 
     request_id: str
     model: str
@@ -73,6 +77,7 @@ class PrefetchRequest:
     deadline_ms: int = 0
     lease_ms: int = 30_000
     tenant: str = "default"
+    traceparent: str = ""
 
     def digest(self) -> bytes:
         """16 bytes that are equal for equal requests, so that a finished job need not keep its keys."""
@@ -167,12 +172,14 @@ class Job:
     totals: tuple[int, int] = (0, 0)
     lease: "Lease | None" = None
     timers: list[int] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
         self.keys = self.request.keys
         self.requested = len(self.keys)
         device_pages = self.request.device_pages
         self.host = self.stored = self.restorable = self.granted = self.ready = self.contiguous = device_pages
+        self.timeline.note(self.timing.arrived, Event.ARRIVED, self.requested)
         num_components = len(self.layout.components)
         self.holds = [{} for _ in range(num_components)]
         self.pending = [{} for _ in range(num_components)]
@@ -225,3 +232,4 @@ class Job:
             raise RuntimeError(f"{lengths} but shortfall {self.shortfall}")
         if any(pages <= 0 for pages in self.shortfall.values()):
             raise RuntimeError(f"shortfall {self.shortfall}")
+        self.timeline.check_integrity()

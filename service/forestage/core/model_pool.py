@@ -82,6 +82,13 @@ class ModelPool:
         """Resident pages that L3 does not have yet."""
         return len(self._dirty[component])
 
+    def count_states(self, component: int, slots: range) -> tuple[int, ...]:
+        """Count some slots: free, resident, held, on their way, dirty; a dirty one counts only as that."""
+        free, reserved, filling, resident = self.slots[component].count_states(slots)
+        held = self.index[component].count_held(slots)
+        dirty = len(self._dirty[component].intersection(slots)) if self._dirty[component] else 0
+        return free, resident - held, held - dirty, reserved + filling, dirty
+
     def survey(
         self, keys: Sequence[bytes], device_pages: int, masks: Sequence[bytes | bytearray] | None, loading: bool = True
     ) -> PrefixMap:

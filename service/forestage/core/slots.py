@@ -79,6 +79,11 @@ class Slots:
         self._count[1] += count
         return taken
 
+    def count_states(self, slots: range) -> list[int]:
+        """Count some slots by state, as SlotState numbers them."""
+        states = self._state[slots.start : slots.stop : slots.step]
+        return [states.count(state) for state in range(4)]
+
     def begin(self, slot: int) -> None:
         """Reserved to filling: from now on somebody may write to the slot."""
         self._move(slot, 1, 2)

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 
 from forestage.core.engine import Engine
 from forestage.core.job import Job, JobState, Outcome, Reason
+from forestage.core.pool_map import slot_counts
 from forestage.storage.base import ReadOutcome
 
 __all__ = ["Metrics"]
@@ -143,15 +144,8 @@ class _EngineCollector:
         fates: Mapping[str, int] = {"used": 0, "unused": 0}
         for model, pool in self._engine.pools.items():
             for c, component in enumerate(pool.layout.components):
-                counts, index, dirty = pool.slots[c], pool.index[c], pool.dirty(c)
-                by_state = {
-                    "free": counts.free,
-                    "resident": index.evictable,
-                    "leased": index.held - dirty,  # every dirty page is held
-                    "loading": counts.reserved + counts.filling,
-                    "dirty": dirty,
-                }
-                for state, number in by_state.items():
+                index = pool.index[c]
+                for state, number in slot_counts(pool, c).items():
                     slots.add_metric([model, component.name, state], number)
                 evicted.add_metric([model, component.name], index.evicted)
                 fates = {"used": fates["used"] + index.used, "unused": fates["unused"] + index.unused}
