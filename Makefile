@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-redis serve test check bench image check-deploy rules
+.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -23,6 +23,7 @@ help:
 	@echo 'make serve   run the service; CONFIG=$(CONFIG)'
 	@echo 'make test    run all tests; ARGS="-k lease" chooses'
 	@echo 'make check   formatting, lint, types, layering'
+	@echo 'make check-page   the status page in a real Chromium; PICTURES=FOLDER keeps pictures of it'
 	@echo 'make bench   run the benchmarks; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
 	@echo 'make image   build the image as $(IMAGE), with docker, podman or buildah'
 	@echo 'make check-deploy   manifests, alerts and dashboard; then build the image and run it (root, buildah)'
@@ -66,6 +67,9 @@ check: $(DEV_READY)
 	    $(BIN)/$$tool || failed="$$failed $${tool%% *}"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "forestage: check failed:$$failed" >&2; exit 1; fi
+
+check-page: $(DEV_READY)
+	@$(BIN)/pytest -q -ra tests/browser/check_page.py $(ARGS)
 
 bench: $(DEV_READY)
 	@for file in $(BENCH); do \

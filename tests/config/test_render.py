@@ -108,7 +108,14 @@ def test_what_is_rendered_loads_as_an_equal_configuration(config: Config) -> Non
 def test_every_default_is_written_out() -> None:
     written = tomllib.loads(render(load_text(MINIMAL)))
     assert written == {
-        "server": {"host": "127.0.0.1", "port": 8470, "uds": "", "token_file": "", "max_body_bytes": "8MiB"},
+        "server": {
+            "host": "127.0.0.1",
+            "port": 8470,
+            "uds": "",
+            "token_file": "",
+            "max_body_bytes": "8MiB",
+            "page": True,
+        },
         "pool": {
             "path": "/dev/shm/forestage/pool",
             "bytes": "1GiB",

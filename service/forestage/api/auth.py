@@ -11,6 +11,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forestage.api.page import Page, wants_page
 from forestage.api.problems import problem
 from forestage.api.schemas import TenantBody, WriteBody
 from forestage.core.errors import ForbiddenError
@@ -39,16 +40,22 @@ def tenant_of(request: Request, body: TenantBody | WriteBody) -> str:
 class BearerToken:
     """ASGI middleware; a plain one, so that a handler still learns that its client has left.
 
-    `tokens` maps each token that is taken to its tenant, None for the service-wide one.
+    `tokens` maps each token that is taken to its tenant, None for the service-wide one. A browser that comes without
+    one for `page` is answered 401 as well, by the page itself, which asks for the token.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Mapping[str, str | None]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Mapping[str, str | None], page: Page | None = None) -> None:
         self._app = app
+        self._page = page
         self._expected = [(f"Bearer {token}".encode(), tenant) for token, tenant in tokens.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_ROUTES:
-            given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            headers = Headers(scope=scope)
+            if self._page is not None and wants_page(scope["method"], scope["path"], headers):
+                await self._page.refusal()(scope, receive, send)
+                return
+            given = headers.get("authorization", "").encode("latin-1")
             scheme, _, secret = given.partition(b" ")
             normal = scheme.lower().capitalize() + b" " + secret.strip()
             # All are compared, whichever fits: how long it takes says nothing about the tokens.

@@ -38,6 +38,7 @@ class ServerConfig(Section):
     uds: SocketPath = ""  # empty: TCP only
     token_file: Text = ""  # empty: anybody who reaches the port may call
     max_body_bytes: Bytes = 8 << 20
+    page: bool = True
 
 
 class PoolConfig(Section):

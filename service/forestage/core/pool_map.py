@@ -19,7 +19,7 @@ LOOKS = 32
 
 @dataclass(frozen=True, slots=True)
 class PoolMap:
-    """Runs of `cell_slots` slots each, the last one perhaps shorter; each cell counts states as SLOT_STATES orders them.
+    """Runs of `cell_slots` slots each, the last perhaps shorter; each cell counts states as SLOT_STATES orders them.
 
     `exact` says that every slot was looked at; otherwise a cell is what an even sample of its slots is.
     """
