@@ -88,7 +88,7 @@ def _agree(shown: Mapping[str, float], metrics: Mapping[str, float]) -> None:
 
 async def test_the_page_during_a_run(tmp_path: Path, tab: Tab) -> None:
     pictures = Path(os.environ.get("PICTURES") or tmp_path)
-    pictures.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(pictures.mkdir, parents=True, exist_ok=True)
     async with live(tmp_path, hybrid(320, 24), prefetch={"max_inflight_fraction": 0.5}, storage=PATIENT) as service:
         await _work(service)
         url = f"http://127.0.0.1:{service.port}/"
