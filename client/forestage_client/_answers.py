@@ -34,6 +34,7 @@ __all__ = [
     "read_leased",
     "read_lookup",
     "read_models",
+    "read_object",
     "read_pinned",
     "read_pool",
     "read_prefetch",
@@ -171,6 +172,10 @@ def read_models(answer: object) -> tuple[Model, ...]:
     if not isinstance(listed, list):
         raise ValueError("models must be a list")
     return tuple(_model(_members(model)) for model in listed)
+
+
+def read_object(answer: object) -> Mapping[str, Any]:
+    return _members(answer)
 
 
 def read_info(answer: object) -> Info:

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Never, TypeVar
+from typing import Any, Generic, Never, TypeVar
 from urllib.parse import quote
 
 from forestage_client import _answers
@@ -51,6 +51,8 @@ __all__ = [
     "ready",
     "release",
     "renew",
+    "status",
+    "timeline",
     "unpin",
     "write_status",
 ]
@@ -253,6 +255,14 @@ def healthy() -> Call[bool]:
 
 def ready() -> Call[Readiness]:
     return Call("GET", "/readyz", _readiness)
+
+
+def status() -> Call[Mapping[str, Any]]:
+    return Call("GET", "/v1/status", _body(_answers.read_object))
+
+
+def timeline(request_id: str) -> Call[Mapping[str, Any]]:
+    return Call("GET", f"{_job_path(request_id)}/timeline", _body(_answers.read_object))
 
 
 def metrics() -> Call[str]:

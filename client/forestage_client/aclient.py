@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forestage_client import _calls
 from forestage_client._codec import Encoding, Key, Keys
@@ -280,6 +280,14 @@ class AsyncClient:
             return await self._link.send(_calls.ready())
         except (Unreachable, DeadlineExceeded):
             return Readiness(False)
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return the service at work as its page shows it, see `docs/observing.md`; members may be added to it."""
+        return await self._link.send(_calls.status())
+
+    async def timeline(self, request_id: str) -> Mapping[str, Any]:
+        """Return what happened when to a prefetch, as long as it is remembered; raises NotFound."""
+        return await self._link.send(_calls.timeline(request_id))
 
     async def metrics(self) -> str:
         """Return the metrics in Prometheus' text form."""

@@ -99,6 +99,8 @@ ALL_FIELDS = {"device_pages": 1, "min_pages": 2, "priority": -3, "deadline_ms": 
         (_calls.healthy(), "GET /healthz", None),
         (_calls.ready(), "GET /readyz", None),
         (_calls.metrics(), "GET /metrics", None),
+        (_calls.status(), "GET /v1/status", None),
+        (_calls.timeline("a/b"), "GET /v1/prefetch/a%2Fb/timeline", None),
     ],
 )
 def test_requests(call: Call[object], line: str, body: dict[str, object] | None) -> None:

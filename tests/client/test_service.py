@@ -130,6 +130,10 @@ def test_the_whole_surface(client: Client) -> None:
     assert client.healthy()
     assert client.ready() == Readiness(True, "up")
     assert f'forestage_prefetch_requests_total{{model="{NAME}",outcome="partial"}}' in client.metrics()
+    client.prefetch(NAME, TRUNK[:2], request_id="told", wait_ms=5000)
+    assert client.timeline("told")["moments"][-1]["event"] == "done"
+    assert client.status()["finished"][0]["request_id"] == "told"
+    client.cancel("told")
 
 
 def test_a_wrong_token(clients: Clients, service: Service) -> None:

@@ -17,7 +17,7 @@ from forestage_client import BadRequest, Client, ForestageError, Lengths, Lookup
 from forestage_client.hashing import LoraAdapter, Prompt
 from forestage_client.pool_view import PoolView
 
-__all__ = ["hash_prompt", "lookup", "pool", "prefetch", "status"]
+__all__ = ["hash_prompt", "lookup", "pool", "prefetch", "status", "with_client"]
 
 _POLL_MS = 500
 
@@ -28,30 +28,31 @@ class _UsageError(Exception):
 
 def prefetch(arguments: argparse.Namespace) -> int:
     """Start a prefetch, show its progress while it takes longer than a moment, and print how it ended."""
-    return _with_client(arguments, _prefetch)
+    return with_client(arguments, _prefetch)
 
 
 def lookup(arguments: argparse.Namespace) -> int:
     """Print what a prefetch would find."""
-    return _with_client(arguments, _lookup)
+    return with_client(arguments, _lookup)
 
 
 def hash_prompt(arguments: argparse.Namespace) -> int:
     """Print the page keys of a prompt, one a line."""
-    return _with_client(arguments, _hash_prompt)
+    return with_client(arguments, _hash_prompt)
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Print how the service is doing."""
-    return _with_client(arguments, _status)
+    return with_client(arguments, _status)
 
 
 def pool(arguments: argparse.Namespace) -> int:
     """Print the pool's regions; with the file at hand, their slots by state."""
-    return _with_client(arguments, _pool)
+    return with_client(arguments, _pool)
 
 
-def _with_client(arguments: argparse.Namespace, command: Callable[[Client, argparse.Namespace], int]) -> int:
+def with_client(arguments: argparse.Namespace, command: Callable[[Client, argparse.Namespace], int]) -> int:
+    """Run a command with a client for the service that the arguments name; say what went wrong, if anything did."""
     try:
         token = Path(arguments.token_file).read_text().strip() if arguments.token_file else None
         with Client(arguments.url, token=token) as client:

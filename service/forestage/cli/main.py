@@ -1,4 +1,4 @@
-"""The command line: `forestage serve|config|prefetch|lookup|hash|status|pool|l3`."""
+"""The command line: `forestage serve|config|prefetch|lookup|hash|status|pool|top|l3`."""
 
 import argparse
 import os
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_hash(commands)
     _add_status(commands)
     _add_pool(commands)
+    _add_top(commands)
     _add_l3(commands)
     return parser
 
@@ -145,6 +146,14 @@ def _add_pool(commands: _Commands) -> None:
     parser = _command(commands, "pool", "show the pool of a running service, slot by state", "forestage pool")
     _add_client(parser)
     parser.set_defaults(run=_pool)
+
+
+def _add_top(commands: _Commands) -> None:
+    parser = _command(commands, "top", "show a running service at work, as its page does", "forestage top")
+    _add_client(parser)
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="time between pictures (1)")
+    parser.add_argument("--once", action="store_true", help="one picture, also to a terminal")
+    parser.set_defaults(run=_top)
 
 
 def _add_l3(commands: _Commands) -> None:
@@ -253,6 +262,12 @@ def _pool(arguments: argparse.Namespace) -> int:
     from forestage.cli.ask import pool
 
     return pool(arguments)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from forestage.cli.top import top
+
+    return top(arguments)
 
 
 def _l3_ls(arguments: argparse.Namespace) -> int:
