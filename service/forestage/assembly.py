@@ -11,6 +11,7 @@ from forestage.core.model_pool import ModelPool
 from forestage.core.tenants import Tenants
 from forestage.core.write import WriteSettings
 from forestage.observe.history import History
+from forestage.observe.job_log import JobLog
 from forestage.observe.metrics import Metrics
 from forestage.observe.observers import JobObservers, StorageObservers
 from forestage.pool.file import PoolFile, PoolSettings
@@ -114,7 +115,7 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
         engine.writes.adopt(pools[layout.name], dirty[layout.name], now)
         slots = [[slot for region, slot in lent if region == i] for i in mine]
         engine.writes.quarantine(pools[layout.name], slots, now)
-    observers = JobObservers((metrics, history))
+    observers = JobObservers((metrics, history, JobLog()))
     metrics.watch(engine, pool.path, pool.pinned, pool.generation)
     service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, observers)
     return Assembly(config, pool, guarded, metrics, history, service)

@@ -73,6 +73,8 @@ def _add_serve(commands: _Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="TOML file; FORESTAGE_* variables win over it")
     parser.add_argument("--grace", metavar="SECONDS", type=_seconds, default=10.0, help="time to stop in (10)")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    form = "form of the log; auto is text for a terminal, else JSON (auto)"
+    parser.add_argument("--log-format", choices=("auto", "text", "json"), default="auto", help=form)
     parser.set_defaults(run=_serve)
 
 
@@ -225,7 +227,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     from forestage.cli.serve import serve
 
-    return serve(arguments.config, arguments.grace, arguments.log_level)
+    return serve(arguments.config, arguments.grace, arguments.log_level, arguments.log_format)
 
 
 def _config(arguments: argparse.Namespace) -> int:

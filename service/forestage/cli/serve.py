@@ -1,23 +1,19 @@
 """`forestage serve`."""
 
-import logging
-import sys
-
 from forestage.cli.exits import Exit
 from forestage.cli.settings import load_or_complain
+from forestage.config.secrets import secrets_of
+from forestage.observe.logs import LogForm, configure_logs
 
 __all__ = ["serve"]
 
 
-def serve(path: str | None, grace_s: float, log_level: str) -> int:
+def serve(path: str | None, grace_s: float, log_level: str, log_form: LogForm = "auto") -> int:
     """Run the service until a signal; return the exit code."""
     config = load_or_complain(path)
     if config is None:
         return Exit.USAGE
     from forestage.server import run  # takes a second: a mistake in the configuration is told before
 
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    configure_logs(log_level, log_form, secrets_of(config))
     return run(config, grace_s, lambda line: print(line, flush=True))

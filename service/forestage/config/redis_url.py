@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 from forestage.config.redis_target import MASK, redis_target, split_redis_url
 from forestage.config.words import Text
 
-__all__ = ["MASK", "RedisUrl", "mask_redis_url"]
+__all__ = ["MASK", "RedisUrl", "is_secret_name", "mask_redis_url"]
 
 _SECRET = re.compile(r"pass|secret|token", re.IGNORECASE)
 _EXAMPLE = "; write it like redis://user:password@host:6379/0"
@@ -26,6 +26,11 @@ def _redis_url(url: str) -> str:
     return url
 
 
+def is_secret_name(name: str) -> bool:
+    """Say whether the value of this name, as the query of a URL has it, is a secret."""
+    return _SECRET.search(unquote_plus(name)) is not None
+
+
 def mask_redis_url(url: str) -> str:
     """Return an accepted URL with its password, and secrets in its query, replaced by asterisks."""
     scheme, user, hosts, path, query = split_redis_url(url)
@@ -36,7 +41,7 @@ def mask_redis_url(url: str) -> str:
         return masked
     pairs = [pair.partition("=") for pair in query.split("&")]
     return f"{masked}?" + "&".join(
-        f"{key}={MASK}" if _SECRET.search(unquote_plus(key)) else key + eq + value for key, eq, value in pairs
+        f"{key}={MASK}" if is_secret_name(key) else key + eq + value for key, eq, value in pairs
     )
 
 

@@ -1,0 +1,78 @@
+"""Log records as lines: JSON for machines, words and `key=value` for people.
+
+Law: one record is one line of JSON, whatever is in it; and no secret that is known here is in any line of either form.
+Records carry their values in `extra={"fields": {...}}`.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+__all__ = ["MASK", "JsonLines", "TextLines"]
+
+MASK = "****"
+
+
+class _Lines(logging.Formatter):
+    """What both forms share. `secrets` are masked wherever they turn up: in words, values and stack traces."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        # The longest first: one may be a part of another.
+        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+
+    def masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+        return text
+
+    def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
+        fields: Mapping[str, object] = getattr(record, "fields", {})
+        return {name: self._value(value) for name, value in fields.items()}
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, Mapping):
+            return {str(name): self._value(inner) for name, inner in value.items()}
+        return value if isinstance(value, int | float | None) else self.masked(str(value))
+
+    def stack_of(self, record: logging.LogRecord) -> str:
+        return self.masked(self.formatException(record.exc_info)) if record.exc_info else ""
+
+    def time_of(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+class JsonLines(_Lines):
+    """One JSON object a record: time (UTC), level, logger, message, then its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.time_of(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": self.masked(record.getMessage()),
+            **self.fields_of(record),
+        }
+        if stack := self.stack_of(record):
+            line["exception"] = stack
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextLines(_Lines):
+    """Words, then fields as `key=value`; a stack trace follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [self.time_of(record), record.levelname, record.name, self.masked(record.getMessage())]
+        for name, value in self.fields_of(record).items():
+            shown = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else _quoted(value)
+            parts.append(f"{name}={shown}")
+        line = " ".join(parts)
+        stack = self.stack_of(record)
+        return f"{line}\n{stack}" if stack else line
+
+
+def _quoted(text: str) -> str:
+    plain = text.isprintable() and text and not any(letter in ' "=' for letter in text)
+    return text if plain else json.dumps(text, ensure_ascii=False)
