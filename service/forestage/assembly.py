@@ -14,6 +14,7 @@ from forestage.observe.history import History
 from forestage.observe.job_log import JobLog
 from forestage.observe.metrics import Metrics
 from forestage.observe.observers import JobObservers, StorageObservers
+from forestage.observe.tracing import Tracing
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
@@ -34,6 +35,7 @@ class Assembly:
     metrics: Metrics
     history: History
     service: PrefetchService
+    tracing: Tracing | None
 
 
 def pool_settings(config: Config) -> PoolSettings:
@@ -63,7 +65,7 @@ def build_storage(config: Config) -> Storage:
             )
 
 
-def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
+def assemble(config: Config, pool: PoolFile, storage: Storage, tracing: Tracing | None = None) -> Assembly:
     """Connect pool and storage. Must be called on the event loop that will run the service."""
     metrics, history = Metrics(storage.kind, __version__), History()
     guarded = GuardedStorage(
@@ -115,7 +117,8 @@ def assemble(config: Config, pool: PoolFile, storage: Storage) -> Assembly:
         engine.writes.adopt(pools[layout.name], dirty[layout.name], now)
         slots = [[slot for region, slot in lent if region == i] for i in mine]
         engine.writes.quarantine(pools[layout.name], slots, now)
-    observers = JobObservers((metrics, history, JobLog()))
     metrics.watch(engine, pool.path, pool.pinned, pool.generation)
-    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, observers)
-    return Assembly(config, pool, guarded, metrics, history, service)
+    traced = [] if tracing is None else [tracing.spans]
+    told = JobObservers((metrics, history, JobLog(), *traced))
+    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, told)
+    return Assembly(config, pool, guarded, metrics, history, service, tracing)

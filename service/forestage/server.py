@@ -22,6 +22,7 @@ from forestage.assembly import Assembly, assemble, build_storage, pool_settings
 from forestage.config import Config, read_token
 from forestage.connections import Connection
 from forestage.core.errors import StartError
+from forestage.observe.tracing import start_tracing
 from forestage.pool.file import PoolFile
 from forestage.sockets import bind_tcp, bind_unix
 
@@ -34,6 +35,7 @@ _SWITCH_INTERVAL_S = 0.0005
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_ANSWERS_S = 0.5  # of the grace, kept for writing answers out
+_LAST_SPANS_S = (0.1, 2.0)  # at least and at most, within the grace, for a collector to take what is left
 
 
 class _Server(uvicorn.Server):
@@ -134,7 +136,8 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
         except _StoppedError:
             return True
         stack.callback(pool.close)
-        return await _serve_pool(assemble(config, pool, storage), sockets, tokens, signals, grace_s, announce)
+        parts = assemble(config, pool, storage, start_tracing(os.environ))
+        return await _serve_pool(parts, sockets, tokens, signals, grace_s, announce)
 
 
 async def _serve_pool(
@@ -189,6 +192,9 @@ async def _serve_pool(
     for task in (hurry, stop, settling):
         task.cancel()
     await parts.storage.aclose()
+    if parts.tracing is not None:
+        least, most = _LAST_SPANS_S
+        await parts.tracing.aclose(min(most, max(least, deadline - time.monotonic())))
     clean = running.done()
     for ended in (running, serving):
         if ended.done():

@@ -328,6 +328,7 @@ class PrefetchService:
         if self._probing.pop(job, None) is not None:
             masks, unasked_from = (None, None) if presence is None else (presence.masks, presence.unasked_from)
             self.engine.probe_answered(job, masks, self._clock(), unasked_from)
+            job.timeline.reserved = self._clock()
             self._progress()
 
     async def _ask(self, pool: ModelPool, probe: Probe) -> Presence | None:
