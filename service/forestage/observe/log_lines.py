@@ -13,6 +13,12 @@ __all__ = ["MASK", "JsonLines", "TextLines"]
 
 MASK = "****"
 
+# Made once: json.dumps makes one for each call that asks for anything but the default.
+_to_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+
+_NUMBERS = (int, float)
+
 
 class _Lines(logging.Formatter):
     """What both forms share. `secrets` are masked wherever they turn up: in words, values and stack traces."""
@@ -21,6 +27,7 @@ class _Lines(logging.Formatter):
         super().__init__()
         # The longest first: one may be a part of another.
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._second = -1, ""
 
     def masked(self, text: str) -> str:
         for secret in self._secrets:
@@ -29,19 +36,25 @@ class _Lines(logging.Formatter):
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
         fields: Mapping[str, object] = getattr(record, "fields", {})
+        if not self._secrets:
+            return dict(fields)
         return {name: self._value(value) for name, value in fields.items()}
 
     def _value(self, value: object) -> object:
-        if isinstance(value, Mapping):
+        if value is None or isinstance(value, _NUMBERS):
+            return value
+        if isinstance(value, dict):
             return {str(name): self._value(inner) for name, inner in value.items()}
-        return value if isinstance(value, int | float | None) else self.masked(str(value))
+        return self.masked(str(value))
 
     def stack_of(self, record: logging.LogRecord) -> str:
         return self.masked(self.formatException(record.exc_info)) if record.exc_info else ""
 
     def time_of(self, record: logging.LogRecord) -> str:
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        return f"{seconds}.{int(record.msecs):03d}Z"
+        second = int(record.created)
+        if second != self._second[0]:
+            self._second = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._second[1]}.{int(record.msecs):03d}Z"
 
 
 class JsonLines(_Lines):
@@ -57,7 +70,7 @@ class JsonLines(_Lines):
         }
         if stack := self.stack_of(record):
             line["exception"] = stack
-        return json.dumps(line, ensure_ascii=False)
+        return _to_json(line)
 
 
 class TextLines(_Lines):
@@ -66,7 +79,7 @@ class TextLines(_Lines):
     def format(self, record: logging.LogRecord) -> str:
         parts = [self.time_of(record), record.levelname, record.name, self.masked(record.getMessage())]
         for name, value in self.fields_of(record).items():
-            shown = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else _quoted(value)
+            shown = _quoted(value) if isinstance(value, str) else _to_json(value)
             parts.append(f"{name}={shown}")
         line = " ".join(parts)
         stack = self.stack_of(record)
@@ -75,4 +88,4 @@ class TextLines(_Lines):
 
 def _quoted(text: str) -> str:
     plain = text.isprintable() and text and not any(letter in ' "=' for letter in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else _to_json(text)
