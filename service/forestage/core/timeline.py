@@ -6,6 +6,7 @@ often a job is cut, it keeps at most MAX_CUTS cuts: the first ones, and how many
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = ["MAX_CUTS", "Event", "Moment", "Timeline"]
 
@@ -30,8 +31,7 @@ class Event(StrEnum):
 _RANK = {event: rank for rank, event in enumerate(Event)}
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """`at`: seconds of the engine's clock. `pages`: the length that it is about. `reason`: why, if there is one."""
 
     at: float
