@@ -242,8 +242,7 @@ function drawStorage(status) {
 by("pause").addEventListener("click", () => {
   paused = !paused;
   by("pause").setAttribute("aria-pressed", String(paused));
-  by("pause").textContent = paused ? "Go on" : "Pause";
-  if (!paused) look();
+  if (paused) say("Paused; what is shown is old.", false); else look();
 });
 by("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
