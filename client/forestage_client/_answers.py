@@ -70,8 +70,12 @@ def read_prefetch(answer: object) -> Prefetch:
 
 def read_lookup(answer: object) -> Lookup:
     found = _members(answer)
+    boundaries = found.get("boundaries")
     return Lookup(
-        pages=_lookup_lengths(_get(found, "pages")), tokens=_lookup_lengths(_get(found, "tokens")), keys=_keys(found)
+        pages=_lookup_lengths(_get(found, "pages")),
+        tokens=_lookup_lengths(_get(found, "tokens")),
+        keys=_keys(found),
+        boundaries=None if boundaries is None else tuple(_as_number(length) for length in boundaries),
     )
 
 

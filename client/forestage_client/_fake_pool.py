@@ -121,6 +121,11 @@ class FakePool:
         usable = self._boundary(keys, device_pages, min(host, granted), Shelf.is_resident)
         return Plan(host, stored, restorable, granted, usable)
 
+    def boundaries(self, keys: Sequence[bytes], device_pages: int, limit: int) -> list[int]:
+        """Say at which lengths up to `limit` a stored prefix can be resumed."""
+        lengths = range(device_pages + 1, limit + 1)
+        return [n for n in lengths if self._boundary(keys, device_pages, n, Shelf.is_anywhere) == n]
+
     def grant(self, keys: Sequence[bytes], device_pages: int, min_pages: int) -> Grant:
         """Hold what is resident and reserve slots for the rest, unless the gain is not worth it."""
         plan = self.measure(keys, device_pages)

@@ -264,7 +264,13 @@ class FakeService:
         plan = pool.measure(keys, device_pages)
         pages = {"requested": len(keys), "host": plan.host, "stored": plan.stored}
         pages |= {"restorable": plan.restorable, "grantable": plan.granted}
-        return {"pages": pages, "tokens": {name: n * pool.model.page_tokens for name, n in pages.items()}}
+        answer: dict[str, object] = {
+            "pages": pages,
+            "tokens": {name: n * pool.model.page_tokens for name, n in pages.items()},
+        }
+        if not any(component.is_tail for component in pool.model.components):
+            return answer
+        return {**answer, "boundaries": pool.boundaries(keys, device_pages, plan.stored)}
 
     def _resident(self, pool: FakePool, keys: list[bytes], device_pages: int) -> tuple[Plan, dict[str, int]]:
         plan = pool.measure(keys, device_pages, storage=False)

@@ -92,11 +92,16 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a prefetch would find. A snapshot: nothing is held, and it may be outdated on arrival."""
+    """What a prefetch would find. A snapshot: nothing is held, and it may be outdated on arrival.
+
+    `boundaries` are the lengths in pages, ascending, above `device_pages` and up to `pages.stored`, at which the prefix
+    can be resumed; None for a model without tail components, where each length can.
+    """
 
     pages: LookupLengths
     tokens: LookupLengths
     keys: tuple[bytes, ...] = ()
+    boundaries: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

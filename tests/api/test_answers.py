@@ -153,7 +153,13 @@ async def test_a_lookup(wire: Wire) -> None:
     pages = {"requested": 11, "host": 3, "stored": 10, "restorable": 8, "grantable": 8}
     assert (answer.status, answer.body) == (
         200,
-        {"model": "m", "page_tokens": 16, "pages": pages, "tokens": {name: 16 * p for name, p in pages.items()}},
+        {
+            "model": "m",
+            "page_tokens": 16,
+            "pages": pages,
+            "tokens": {name: 16 * p for name, p in pages.items()},
+            "boundaries": [3, 8],
+        },
     )
 
 

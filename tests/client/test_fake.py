@@ -87,6 +87,8 @@ def test_sample_case(sample: Sample, case: dict[str, Any]) -> None:
             if case["after"]["lease"] == "released":
                 client.release(earlier.lease.id)
         found = client.lookup(sample.manifest["model"]["name"], sample.keys(case["request"]), 0)
+        if found.boundaries is not None:
+            assert max(found.boundaries, default=0) == found.pages.restorable
         job = run(client, sample, case)
     assert {name: getattr(job.pages, name) for name in expect["pages"]} == expect["pages"]
     page_tokens = sample.manifest["model"]["page_tokens"]

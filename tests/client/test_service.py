@@ -102,6 +102,7 @@ def test_the_whole_surface(client: Client) -> None:
     assert client.renew(job.lease.id, 60_000).expires_in_ms > 50_000
     found = client.lookup(NAME, TRUNK, device_pages=8)
     assert (found.pages.host, found.pages.restorable, found.tokens.grantable) == (40, 48, 768)
+    assert found.boundaries == (16, 24, 40, 48)
     leased = client.lease(NAME, TRUNK, device_pages=8, lease_ms=1000)
     assert (leased.pages.ready, leased.slots["kv"]) == (40, job.slots["kv"][8:])
     assert leased.lease is not None

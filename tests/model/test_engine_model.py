@@ -456,9 +456,11 @@ class EngineMachine(RuleBasedStateMachine):
         before = self._everything()
         expected = expect_plan(self.driver, keys, device, masks, tenant=tenant)
         plan = self.engine.measure(self.driver.layout.name, keys, device, masks, tenant)
+        boundaries = self.engine.boundaries(self.driver.layout.name, keys, device, masks)
         assert self._everything() == before
         assert (plan.host, plan.stored, plan.restorable) == (expected.host, expected.stored, expected.restorable)
         assert (plan.granted, plan.usable) == (expected.granted, expected.usable)
+        assert max(boundaries, default=device) == expected.restorable
 
     def _everything(self) -> list[object]:
         """What a question must not change."""

@@ -57,8 +57,8 @@ def describe_job(job: Job, remaining_ms: int, timing_ms: dict[str, float]) -> di
     }
 
 
-def describe_lookup(layout: ModelLayout, plan: Plan) -> dict[str, Any]:
-    """Describe what a prefetch would find and be granted."""
+def describe_lookup(layout: ModelLayout, plan: Plan, boundaries: list[int]) -> dict[str, Any]:
+    """Describe what a prefetch would find and be granted; the boundaries only where they are not all lengths."""
     pages = {
         "requested": plan.requested,
         "host": plan.host,
@@ -66,7 +66,8 @@ def describe_lookup(layout: ModelLayout, plan: Plan) -> dict[str, Any]:
         "restorable": plan.restorable,
         "grantable": plan.granted,
     }
-    return {"model": layout.name, **_pages_and_tokens(pages, layout)}
+    answer = {"model": layout.name, **_pages_and_tokens(pages, layout)}
+    return {**answer, "boundaries": boundaries} if layout.tails else answer
 
 
 def describe_write(write: Write, remaining_ms: int) -> dict[str, Any]:

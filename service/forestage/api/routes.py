@@ -110,6 +110,7 @@ def build_router(context: Context) -> APIRouter:
         "/lookup",
         summary="Say what a prefetch would find and be granted",
         response_model=LookupAnswer,
+        response_model_exclude_none=True,
         responses=problem_answers(*BODY_PROBLEMS, 503),
         openapi_extra=request_schema(TenantBody),
     )
@@ -117,8 +118,8 @@ def build_router(context: Context) -> APIRouter:
         raw, keys = await read_prefix(request, context)
         body = check(TenantBody, raw, len(keys))
         layout = service.engine.pool(body.model).layout
-        plan = await service.lookup(body.model, keys, body.device_pages, tenant_of(request, body))
-        return answer(request, {**describe_lookup(layout, plan), **asked_keys(request, body, keys)})
+        plan, boundaries = await service.lookup(body.model, keys, body.device_pages, tenant_of(request, body))
+        return answer(request, {**describe_lookup(layout, plan, boundaries), **asked_keys(request, body, keys)})
 
     @router.post(
         "/leases",

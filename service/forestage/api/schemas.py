@@ -186,6 +186,7 @@ class LookupAnswer(BaseModel):
     pages: LookupLengths
     tokens: LookupLengths
     keys: list[PageKey] | None = None
+    boundaries: list[int] | None = None
 
 
 class LeasedAnswer(BaseModel):

@@ -155,6 +155,11 @@ class Engine:
         pool = self.pool(model)
         return pool.plan(pool.survey(keys, device_pages, masks), self.tenants.number(tenant))
 
+    def boundaries(self, model: str, keys: Sequence[bytes], device_pages: int, masks: Masks | None) -> list[int]:
+        """Return the lengths above `device_pages` at which a prefix can be resumed, as far as it is stored."""
+        prefix = self.pool(model).survey(keys, device_pages, masks)
+        return prefix.boundaries(prefix.reach())
+
     def take_lease(
         self,
         model: str,

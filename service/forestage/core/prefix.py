@@ -94,6 +94,10 @@ class PrefixMap:
                 return False
         return True
 
+    def boundaries(self, limit: int) -> list[int]:
+        """Return every boundary above `device_pages` and at most `limit`, ascending. Linear in the pages."""
+        return [length for length in range(self.device_pages + 1, limit + 1) if self.is_boundary(length)]
+
     def cost(self, component_index: int, length: int) -> int:
         """Slots of a component that a grant of `length` takes from what is free or evictable."""
         sums = self._cost[component_index]

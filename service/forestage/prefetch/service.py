@@ -171,8 +171,10 @@ class PrefetchService:
 
     # ---- without a job
 
-    async def lookup(self, model: str, keys: Sequence[bytes], device_pages: int, tenant: str = DEFAULT_TENANT) -> Plan:
-        """Say what a prefetch would find and be granted now, asking L3 but holding and fetching nothing."""
+    async def lookup(
+        self, model: str, keys: Sequence[bytes], device_pages: int, tenant: str = DEFAULT_TENANT
+    ) -> tuple[Plan, list[int]]:
+        """Say what a prefetch would find and be granted now, and all boundaries; ask L3, hold and fetch nothing."""
         pool = self.engine.pool(model)
         prefix = pool.survey(keys, device_pages, None)
         masks: Sequence[bytes | bytearray] | None = None
@@ -181,7 +183,8 @@ class PrefetchService:
             probe = Probe(keys, first_page=device_pages, first_tail=device_pages, known=prefix.known_pages())
             presence = await self._ask(pool, probe)
             masks = None if presence is None else presence.masks
-        return self.engine.measure(model, keys, device_pages, masks, tenant)
+        plan = self.engine.measure(model, keys, device_pages, masks, tenant)
+        return plan, self.engine.boundaries(model, keys, device_pages, masks) if pool.layout.tails else []
 
     def take_lease(
         self, model: str, keys: Sequence[bytes], device_pages: int, lease_ms: int, tenant: str = DEFAULT_TENANT
