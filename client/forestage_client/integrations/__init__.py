@@ -1,0 +1,3 @@
+"""Adapters that engines load: each module imports its engine, and nothing of it is imported unless asked for."""
+
+__all__: list[str] = []

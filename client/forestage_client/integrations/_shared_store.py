@@ -1,0 +1,228 @@
+"""A model's pages in the service and its shared pool, as one rank of an engine reads and writes them.
+
+Law: bytes are handed to the engine only as `PoolView` promises them, those of the key that was asked for; a page is
+published only when all of its components were filled while the write was open.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Stale
+from forestage_client._errors import (
+    DeadlineExceeded,
+    ForestageError,
+    NotFound,
+    ServerFault,
+    Stopping,
+    Unauthorized,
+    Unreachable,
+)
+from forestage_client._memory import address_of
+from forestage_client._pool_format import PoolFormatError
+from forestage_client.integrations._host_pages import HostPage
+from forestage_client.integrations._sglang_settings import Settings
+
+__all__ = ["Attachment", "Away", "Fetched", "Mismatch", "SharedStore"]
+
+T = TypeVar("T")
+
+# How long nothing is asked after a failure: a service that hangs costs one call's time now and then, not each call's.
+_PAUSE_S = {
+    Unreachable: 0.25,
+    Stopping: 0.25,
+    DeadlineExceeded: 1.0,
+    ServerFault: 1.0,
+    NotFound: 1.0,
+    Unauthorized: 5.0,
+}
+
+
+class Away(Exception):  # noqa: N818 - a state, not a fault of the caller's
+    """The service is not there or not usable for now: everything is a miss."""
+
+
+class Mismatch(Exception):  # noqa: N818 - names what is wrong
+    """The model of the service's configuration is not the one that the engine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """The pool as it was attached, and the model in it. `file` tells it from a pool that replaces it."""
+
+    view: PoolView
+    model: Model
+    file: tuple[int, int]
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        return {component.name: component for component in self.model.components}
+
+    @property
+    def has_tails(self) -> bool:
+        return any(component.is_tail for component in self.model.components)
+
+    def is_current(self) -> bool:
+        """Say whether the pool's path still names the file that is attached."""
+        return _file_at(self.view.path) == self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Pages that a job has brought: the first `ready` of those asked for, leased while the `with` block lasts."""
+
+    attachment: Attachment
+    job: Prefetch
+    keys: Sequence[str]
+
+    @property
+    def ready(self) -> int:
+        return self.job.pages.ready
+
+    def copy(self, component: Component, shard: int, page: int, target: HostPage) -> bool:
+        """Copy one shard of the page at this index into the engine's memory; say whether all of it is there.
+
+        Raises Mismatch when the engine's page has another size.
+        """
+        slots = self.job.slots.get(component.name, ())
+        first = self.ready - len(slots) if component.is_tail else 0
+        if not first <= page < first + len(slots):
+            return False
+        if target.num_bytes != component.bytes:
+            raise Mismatch(f"a page of {component.name} has {component.bytes} bytes, SGLang's {target.num_bytes}")
+        view, model, slot = self.attachment.view, self.job.model, slots[page - first]
+        try:
+            stamp = view.stamp(model, component.name, slot, self.keys[page])
+            source = view.shard_views(model, component.name, slot)[shard]
+            target.fill(address_of(source))
+            view.check(stamp)
+        except Stale:
+            return False
+        return True
+
+
+class SharedStore:
+    """Finds, fetches and writes pages of one model, for several threads. Raises Away, Mismatch and client errors."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connect to nothing yet. Raises ValueError for a malformed URL."""
+        self.settings = settings
+        self._client = Client(settings.url, token=settings.token, timeout_s=settings.query_ms / 1000)
+        self._lock = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._closed_until_s = 0.0
+
+    def close(self) -> None:
+        """Close the connections and let go of the pool. Idempotent."""
+        self._client.close()
+        self._attachment = None
+
+    def attach(self, *, populate: bool = False) -> Attachment:
+        """Return the pool as it is now, attaching it where it is new; with `populate`, page it in (0.12 s a GiB)."""
+        with self._lock:
+            attachment = self._attachment
+            if attachment is None or not attachment.is_current():
+                # Whoever still copies from an earlier one holds a view of it, and that keeps the memory.
+                self._attachment = None
+                self._attachment = attachment = self._attach(populate)
+            return attachment
+
+    def find(self, keys: Sequence[str]) -> Lookup:
+        """Say what is stored of a prefix."""
+        return self._ask(lambda client: client.lookup(self.settings.model, keys, tenant=self.settings.tenant))
+
+    @contextmanager
+    def fetch(self, keys: Sequence[str]) -> Iterator[Fetched]:
+        """Bring a prefix into the pool within the deadline, and lease what has come for the `with` block."""
+        attachment = self.attach()
+        tokens = len(keys) * attachment.model.page_tokens
+        wait_ms = self.settings.read_deadline_ms(tokens)
+        job = self._ask(
+            lambda client: client.prefetch(
+                self.settings.model, keys, deadline_ms=wait_ms, wait_ms=wait_ms, tenant=self.settings.tenant
+            )
+        )
+        try:
+            # Slots are those of the pool that the service has now.
+            if not attachment.is_current():
+                raise Away("the pool was replaced")
+            yield Fetched(attachment, job, keys)
+        finally:
+            with suppress(ForestageError):
+                self._client.cancel(job.request_id)
+
+    def write(
+        self, keys: Sequence[str], pages: Mapping[str, Mapping[int, HostPage]], tails: Mapping[str, Sequence[int]]
+    ) -> int:
+        """Put pages into the pool, and so into L3; return how many of `keys` are stored then, from the first.
+
+        `pages[component][i]` is page i. Raises Mismatch when a page has another size than the model's.
+        """
+        attachment = self.attach()
+        if not attachment.view.writable:
+            raise Mismatch(f"the pool at {attachment.view.path} may not be written to by this user: see pool.mode")
+        components = attachment.components
+        for name, some in pages.items():
+            component = components[name]
+            if any(page.num_bytes != component.bytes * component.shards for page in some.values()):
+                raise Mismatch(f"a page of {name} has {component.bytes * component.shards} bytes, SGLang's has not")
+        with (
+            self._paused_by_errors(),
+            self._client.write(
+                attachment.view, self.settings.model, keys, tails, tenant=self.settings.tenant
+            ) as writer,
+        ):
+            for name, some in pages.items():
+                for index, page in some.items():
+                    if writer.wants(name, index):
+                        page.drain(address_of(writer.views(name, index)[0]))
+                        writer.check()
+        return writer.write.granted
+
+    def _attach(self, populate: bool) -> Attachment:
+        settings = self.settings
+        pool = self._ask(lambda client: client.pool())
+        models = {model.name: model for model in self._ask(lambda client: client.models())}
+        if settings.model not in models:
+            raise Mismatch(f"the service has no model {settings.model!r}, but {', '.join(sorted(models)) or 'none'}")
+        path = settings.pool_path or pool.path
+        before = _file_at(path)
+        try:
+            view = PoolView(path, writable=True)
+        except PermissionError:
+            view = PoolView(path)
+        except PoolFormatError as error:
+            raise Away(f"{path}: {error}") from error
+        if before is None or _file_at(path) != before or not view.belongs_to(pool.instance, pool.generation):
+            raise Away("the service is starting anew, or the pool at this path is another service's")
+        if populate:
+            view.populate()
+        return Attachment(view, models[settings.model], before)
+
+    def _ask(self, question: Callable[[Client], T]) -> T:
+        with self._paused_by_errors():
+            return question(self._client)
+
+    @contextmanager
+    def _paused_by_errors(self) -> Iterator[None]:
+        if time.monotonic() < self._closed_until_s:
+            raise Away("the service did not answer a moment ago")
+        try:
+            yield
+        except ForestageError as error:
+            pause_s = _PAUSE_S.get(type(error))
+            if pause_s is not None:
+                self._closed_until_s = time.monotonic() + pause_s
+            raise
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
