@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules
+.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules engines-sglang
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -16,6 +16,7 @@ IMAGE_ARGS ?=
 PIP_INSTALL := $(BIN)/python -m pip --quiet --no-input --disable-pip-version-check install -c constraints.txt
 SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
+ENGINES := build/engines
 
 help:
 	@echo 'make demo    start the service on made-up pages, prefetch some, show what happened'
@@ -25,6 +26,7 @@ help:
 	@echo 'make check   formatting, lint, types, layering'
 	@echo 'make check-page   the status page in a real Chromium; PICTURES=FOLDER keeps pictures of it'
 	@echo 'make bench   run the benchmarks; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
+	@echo 'make engines-sglang   fetch the SGLang versions that make test then runs the adapter in'
 	@echo 'make image   build the image as $(IMAGE), with docker, podman or buildah'
 	@echo 'make check-deploy   manifests, alerts and dashboard; then build the image and run it (root, buildah)'
 	@echo 'make rules   write the PrometheusRule anew from deploy/components/monitoring/rules.yaml'
@@ -70,6 +72,14 @@ check: $(DEV_READY)
 
 check-page: $(DEV_READY)
 	@$(BIN)/pytest -q -ra tests/browser/check_page.py $(ARGS)
+
+engines-sglang: $(ENGINES)/.sglang-ready
+
+$(ENGINES)/.sglang-ready: scripts/make-engines-sglang $(DEV_READY)
+	@echo 'forestage: installing what SGLang imports, and two of its wheels'
+	@mkdir -p $(ENGINES)
+	@scripts/make-engines-sglang $(ENGINES) $(VENV)
+	@touch $@
 
 bench: $(DEV_READY)
 	@for file in $(BENCH); do \

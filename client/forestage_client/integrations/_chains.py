@@ -13,10 +13,14 @@ __all__ = ["Chain", "Chains", "Stretch"]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A prefix as the service described it: `boundaries` in pages from its first key, ascending, 0 left out."""
+    """A prefix as the service described it: `boundaries` in pages from its first key, ascending, 0 left out.
+
+    `free_pages` is how many the engine had room for without eviction when it asked.
+    """
 
     keys: tuple[str, ...]
     boundaries: tuple[int, ...]
+    free_pages: int
     index: dict[str, int]
 
     def position(self, keys: Sequence[str]) -> int | None:
@@ -32,12 +36,13 @@ class Stretch:
     """What to ask the service for when an engine reads some pages.
 
     `keys` begin where the engine's do. Of the engine's, the first `usable` are worth reading. `cut_at` is the length in
-    pages of the chain to which the engine has cut it, None when it has not.
+    pages of the chain to which the engine has cut it, None when it has not. `made_room`: it reads more than was free.
     """
 
     keys: Sequence[str]
     usable: int
     cut_at: int | None = None
+    made_room: bool = False
 
 
 class Chains:
@@ -49,9 +54,10 @@ class Chains:
     def __len__(self) -> int:
         return len(self._chains)
 
-    def remember(self, keys: Sequence[str], boundaries: Sequence[int]) -> None:
+    def remember(self, keys: Sequence[str], boundaries: Sequence[int], free_pages: int) -> None:
         """Keep a prefix in place of the oldest one."""
-        self._chains.appendleft(Chain(tuple(keys), tuple(boundaries), {key: page for page, key in enumerate(keys)}))
+        index = {key: page for page, key in enumerate(keys)}
+        self._chains.appendleft(Chain(tuple(keys), tuple(boundaries), free_pages, index))
 
     def forget(self) -> None:
         """Drop all of them."""
@@ -72,7 +78,7 @@ class Chains:
         end = start + len(keys)
         behind = next((length for length in chain.boundaries if length >= end), None)
         if behind == end or (behind is not None and may_go_on):
-            return Stretch(chain.keys[start:behind], len(keys))
+            return Stretch(chain.keys[start:behind], len(keys), made_room=end > chain.free_pages)
         within = max((length for length in chain.boundaries if start < length < end), default=start)
         return Stretch(keys[: within - start], within - start, end if behind is not None else None)
 

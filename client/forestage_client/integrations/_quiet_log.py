@@ -13,7 +13,7 @@ class QuietLog:
         self._every_s = every_s
         self._said: dict[str, float] = {}
 
-    def warn(self, text: str, now: float, error: BaseException | None = None) -> None:
+    def tell(self, text: str, now: float, error: BaseException | None = None) -> None:
         """Log a warning, with the traceback of `error` where there is one, unless it was said a short while ago."""
         last = self._said.get(text)
         if last is not None and now - last < self._every_s:

@@ -42,7 +42,7 @@ class Settings:
     query_ms: int = 1000
     read_ms: int = 2000
     read_ms_per_ki_token: int = 250
-    host_room: RoomRule = "learn"
+    host_room: RoomRule = "auto"
     staging_bytes: int = 256 * _MIB
 
     @classmethod
@@ -57,7 +57,7 @@ class Settings:
         model = _text(extra, "model") or storage_config.model_name
         if not model:
             raise ValueError("forestage: model must name a model of the service's configuration")
-        rule = _text(extra, "host_room") or "learn"
+        rule = _text(extra, "host_room") or "auto"
         if rule not in get_args(RoomRule):
             raise ValueError(f"forestage: host_room must be one of {', '.join(get_args(RoomRule))}, not {rule!r}")
         token_file = _text(extra, "token_file")

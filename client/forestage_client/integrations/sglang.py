@@ -49,11 +49,11 @@ def _or_miss(
             try:
                 return method(self, *args, **kwargs)
             except (Away, ForestageError, Stale) as error:
-                _log.warn(f"Forestage: {method.__name__} is a miss: {error}", time.monotonic())
+                _log.tell(f"Forestage: {method.__name__} is a miss: {error}", time.monotonic())
             except (Mismatch, OSError, ValueError) as error:
-                _log.warn(f"Forestage: {method.__name__} cannot be: {error}", time.monotonic())
+                _log.tell(f"Forestage: {method.__name__} cannot be: {error}", time.monotonic())
             except Exception as error:
-                _log.warn(f"Forestage: {method.__name__} failed", time.monotonic(), error)
+                _log.tell(f"Forestage: {method.__name__} failed", time.monotonic(), error)
             return miss(*args, **kwargs)
 
         return answer
@@ -126,8 +126,7 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
         found = self._store.find(keys)
         if found.boundaries is None:
             return found.pages.stored
-        lengths = self._that_fit(found.boundaries)
-        self._chains.remember(keys, found.boundaries)
+        lengths = self._learn(keys, found.boundaries)
         return lengths[-1] if lengths else 0
 
     @_or_miss(lambda *_, **__: _result(0, {}, ()))
@@ -137,8 +136,10 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             return _result(0, {}, ())
         found = self._store.find(keys)
         stored = found.pages.stored
-        boundaries = tuple(range(1, stored + 1)) if found.boundaries is None else found.boundaries
-        lengths = self._that_fit(boundaries)
+        if found.boundaries is None:
+            boundaries = lengths = tuple(range(1, stored + 1))
+        else:
+            boundaries, lengths = found.boundaries, self._learn(keys, found.boundaries)
         by_pool = {KV: stored} if stored else {}
         for transfer in pool_transfers or ():
             if transfer.hit_policy not in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES):
@@ -149,8 +150,6 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             reach = max(boundaries, default=0) if component.is_tail else stored
             if reach:
                 by_pool[transfer.name] = reach
-        if found.boundaries is not None:
-            self._chains.remember(keys, found.boundaries)
         return _result(lengths[-1] if lengths else 0, by_pool, lengths)
 
     # ---- read
@@ -195,6 +194,8 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             stretch = self._chains.stretch(keys, may_go_on=len(keys) >= _BATCH_PAGES)
             if stretch.cut_at is not None:
                 self._room.was_cut(stretch.cut_at, time.monotonic())
+            elif stretch.made_room:
+                self._room.was_made(time.monotonic())
             asked, usable = stretch.keys, stretch.usable
         came = 0
         if usable:
@@ -317,12 +318,15 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             )
         return shard
 
-    def _that_fit(self, lengths: Sequence[int]) -> list[int]:
+    def _learn(self, keys: Sequence[str], boundaries: tuple[int, ...]) -> tuple[int, ...]:
+        """Remember a prefix, and return those of its boundaries for which SGLang has room."""
         pool = self._pools.get(KV)
-        limit = None
-        if pool is not None:
-            limit = self._room.limit(pool.available_size() // pool.page_size, time.monotonic())
-        return [length for length in lengths if limit is None or length <= limit]
+        if pool is None or not boundaries:
+            return boundaries
+        free = pool.available_size() // pool.page_size
+        self._chains.remember(keys, boundaries, free)
+        limit = self._room.limit(free, boundaries, time.monotonic())
+        return tuple(length for length in boundaries if limit is None or length <= limit)
 
 
 def _split(keys: Sequence[str]) -> tuple[list[str], str]:

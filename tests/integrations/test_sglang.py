@@ -1,0 +1,41 @@
+"""The adapter within SGLang itself: the checks of `in_sglang`, in a process for each version that was installed."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+ENGINES = Path(os.environ.get("FORESTAGE_ENGINES", REPOSITORY / "build" / "engines"))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.23"])
+def test_in_sglang(version: str, tmp_path: Path) -> None:
+    root = ENGINES / f"sglang-{version}"
+    if not root.exists():
+        pytest.skip(f"SGLang {version} is not there: make engines-sglang fetches it")
+    path = os.pathsep.join(str(REPOSITORY / part) for part in ("client", "service", "tests"))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "FORESTAGE_SGLANG_ROOT": str(root),
+        "FORESTAGE_SGLANG_VERSION": version,
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
+    }
+    command = [ENGINES / "venv" / "bin" / "python", "-m", "pytest", "-q", "-c", HERE / "in_sglang" / "pytest.ini"]
+    done = subprocess.run(
+        [*command, "--basetemp", tmp_path / "t", HERE / "in_sglang"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=REPOSITORY,
+        timeout=380,
+        check=False,
+    )
+    print(done.stdout[-20_000:], done.stderr[-5000:])
+    assert done.returncode == 0
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
