@@ -25,9 +25,10 @@ def test_in_sglang(version: str, tmp_path: Path) -> None:
         "FORESTAGE_SGLANG_VERSION": version,
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
     }
-    command = [ENGINES / "venv" / "bin" / "python", "-m", "pytest", "-q", "-c", HERE / "in_sglang" / "pytest.ini"]
+    python = str(ENGINES / "venv" / "bin" / "python")
+    command = [python, "-m", "pytest", "-q", "-c", str(HERE / "in_sglang" / "pytest.ini")]
     done = subprocess.run(
-        [*command, "--basetemp", tmp_path / "t", HERE / "in_sglang"],
+        [*command, "--basetemp", str(tmp_path / "t"), str(HERE / "in_sglang")],
         capture_output=True,
         text=True,
         env=environment,
