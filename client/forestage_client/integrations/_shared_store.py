@@ -52,19 +52,30 @@ class Mismatch(Exception):  # noqa: N818 - names what is wrong
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """The pool as it was attached, and the model in it. `file` tells it from a pool that replaces it."""
+    """The pool as it was attached, and the model in it. `file` tells it from a pool that replaces it.
+
+    `first_slots` are the first slots of each component, which keep the memory where it is, and their addresses.
+    """
 
     view: PoolView
     model: Model
     file: tuple[int, int]
+    components: Mapping[str, Component]
+    has_tails: bool
+    first_slots: Mapping[str, tuple[memoryview, int]]
 
-    @property
-    def components(self) -> Mapping[str, Component]:
-        return {component.name: component for component in self.model.components}
+    @classmethod
+    def of(cls, view: PoolView, model: Model, file: tuple[int, int]) -> "Attachment":
+        """Take note of where the model's slots are in the pool. Raises KeyError when they are not there."""
+        components = {component.name: component for component in model.components}
+        firsts = {name: view.view(model.name, name, 0) for name in components}
+        addressed = {name: (first, address_of(first)) for name, first in firsts.items()}
+        return cls(view, model, file, components, any(c.is_tail for c in components.values()), addressed)
 
-    @property
-    def has_tails(self) -> bool:
-        return any(component.is_tail for component in self.model.components)
+    def address(self, component: str, slot: int, shard: int) -> int:
+        """Return where a slot's shard begins; the slot is one of the pool's."""
+        region = self.view.regions[self.model.name][component]
+        return self.first_slots[component][1] + slot * region.slot_bytes + shard * region.shard_bytes
 
     def is_current(self) -> bool:
         """Say whether the pool's path still names the file that is attached."""
@@ -97,8 +108,7 @@ class Fetched:
         view, model, slot = self.attachment.view, self.job.model, slots[page - first]
         try:
             stamp = view.stamp(model, component.name, slot, self.keys[page])
-            source = view.shard_views(model, component.name, slot)[shard]
-            target.fill(address_of(source))
+            target.fill(self.attachment.address(component.name, slot, shard))
             view.check(stamp)
         except Stale:
             return False
@@ -201,7 +211,7 @@ class SharedStore:
             raise Away("the service is starting anew, or the pool at this path is another service's")
         if populate:
             view.populate()
-        return Attachment(view, models[settings.model], before)
+        return Attachment.of(view, models[settings.model], before)
 
     def _ask(self, question: Callable[[Client], T]) -> T:
         with self._paused_by_errors():
