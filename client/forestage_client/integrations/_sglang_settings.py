@@ -42,6 +42,7 @@ class Settings:
     query_ms: int = 1000
     read_ms: int = 2000
     read_ms_per_ki_token: int = 250
+    write_ms: int = 5000
     host_room: RoomRule = "auto"
     staging_bytes: int = 256 * _MIB
 
@@ -71,6 +72,7 @@ class Settings:
             query_ms=_number(extra, "query_ms", 1000),
             read_ms=_number(extra, "read_ms", 2000),
             read_ms_per_ki_token=_number(extra, "read_ms_per_ki_token", 250),
+            write_ms=_number(extra, "write_ms", 5000),
             host_room=cast("RoomRule", rule),
             staging_bytes=_number(extra, "staging_mib", 256) * _MIB,
         )

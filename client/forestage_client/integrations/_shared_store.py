@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Stale
+from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Stale, Write
 from forestage_client._errors import (
     DeadlineExceeded,
     ForestageError,
@@ -170,6 +171,7 @@ class SharedStore:
     ) -> int:
         """Put pages into the pool, and so into L3; return how many of `keys` are stored then, from the first.
 
+        While L3 is behind, wait for it until the deadline of a write.
         `pages[component][i]` is page i. Raises Mismatch when a page has another size than the model's.
         """
         attachment = self.attach()
@@ -180,18 +182,38 @@ class SharedStore:
             component = components[name]
             if any(page.num_bytes != component.bytes * component.shards for page in some.values()):
                 raise Mismatch(f"a page of {name} has {component.bytes * component.shards} bytes, SGLang's has not")
-        with (
-            self._paused_by_errors(),
-            self._client.write(
-                attachment.view, self.settings.model, keys, tails, tenant=self.settings.tenant
-            ) as writer,
-        ):
+        deadline_s = time.monotonic() + self.settings.write_ms / 1000
+        stored = 0
+        while True:
+            with self._paused_by_errors():
+                write = self._write_from(stored, attachment.view, keys, pages, tails)
+            stored += write.granted
+            left_ms = int(1000 * (deadline_s - time.monotonic()))
+            if stored >= len(keys) or write.reason != "back_pressure" or left_ms <= 0:
+                return min(stored, len(keys))
+            # L3 is behind. Where some got in the rest may once it has those, else once it has others' pages.
+            if write.granted > len(write.stored):
+                self._ask(partial(Client.write_status, write_id=write.id, wait_ms=min(left_ms, 1000)))
+            else:
+                time.sleep(min(left_ms, 50) / 1000)
+
+    def _write_from(
+        self,
+        first: int,
+        view: PoolView,
+        keys: Sequence[str],
+        pages: Mapping[str, Mapping[int, HostPage]],
+        tails: Mapping[str, Sequence[int]],
+    ) -> Write:
+        left = {name: [index - first for index in indexes if index >= first] for name, indexes in tails.items()}
+        left = {name: indexes for name, indexes in left.items() if indexes}
+        with self._client.write(view, self.settings.model, keys[first:], left, tenant=self.settings.tenant) as writer:
             for name, some in pages.items():
                 for index, page in some.items():
-                    if writer.wants(name, index):
-                        page.drain(address_of(writer.views(name, index)[0]))
+                    if writer.wants(name, index - first):
+                        page.drain(address_of(writer.views(name, index - first)[0]))
                         writer.check()
-        return writer.write.granted
+        return writer.write
 
     def _attach(self, populate: bool) -> Attachment:
         settings = self.settings
