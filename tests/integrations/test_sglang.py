@@ -11,7 +11,7 @@ REPOSITORY = HERE.parents[1]
 ENGINES = Path(os.environ.get("FORESTAGE_ENGINES", REPOSITORY / "build" / "engines"))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["0.5.13", "0.5.23"])
 def test_in_sglang(version: str, tmp_path: Path) -> None:
     root = ENGINES / f"sglang-{version}"
@@ -33,7 +33,7 @@ def test_in_sglang(version: str, tmp_path: Path) -> None:
         text=True,
         env=environment,
         cwd=REPOSITORY,
-        timeout=380,
+        timeout=880,
         check=False,
     )
     print(done.stdout[-20_000:], done.stderr[-5000:])

@@ -246,14 +246,12 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
         if len(pages) != len(keys):
             raise ValueError(f"{len(keys)} keys, but {len(pages)} pages of {pool}")
         self._component(pool)
-        if pool != KV:
-            return [self._stage(pool, key, page) for key, page in zip(keys, pages, strict=True)]
         components = self._components()
         for component in components.values():
             if component.shards > 1:
-                raise Mismatch(
-                    f"{component.name} has {component.shards} shards: pages of several ranks are not written yet"
-                )
+                raise Mismatch(f"{component.name} has {component.shards} shards: only pages of one rank are written")
+        if pool != KV:
+            return [self._stage(pool, key, page) for key, page in zip(keys, pages, strict=True)]
         sides = [name for name in components if name != KV]
         staged: dict[str, dict[int, HostPage]] = {KV: dict(enumerate(pages))}
         for name in sides:
