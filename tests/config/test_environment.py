@@ -12,6 +12,7 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_SERVER__UDS", "/run/forestage.sock", "server.uds", "/run/forestage.sock"),
     ("FORESTAGE_SERVER__TOKEN_FILE", "", "server.token_file", ""),
     ("FORESTAGE_SERVER__MAX_BODY_BYTES", "1Mi", "server.max_body_bytes", 1 << 20),
+    ("FORESTAGE_SERVER__PAGE", "false", "server.page", False),
     ("FORESTAGE_POOL__PATH", "/mnt/pool/é", "pool.path", "/mnt/pool/é"),
     ("FORESTAGE_POOL__BYTES", "2147483648", "pool.bytes", 2 << 30),
     ("FORESTAGE_POOL__PIN", "mlock", "pool.pin", "mlock"),

@@ -58,7 +58,7 @@ def test_the_service_takes_them(manifests: Manifests, tmp_path: Path) -> None:
 def test_the_command_is_one(manifests: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[tuple[str, float, str]] = []
 
-    def serve(path: str, grace_s: float, log_level: str) -> int:
+    def serve(path: str, grace_s: float, log_level: str, _: str) -> int:
         served.append((path, grace_s, log_level))
         return 0
 

@@ -8,7 +8,7 @@ from forestage.observe.logs import LogForm, configure_logs
 __all__ = ["serve"]
 
 
-def serve(path: str | None, grace_s: float, log_level: str, log_form: LogForm = "auto") -> int:
+def serve(path: str | None, grace_s: float, log_level: str, log_form: LogForm) -> int:
     """Run the service until a signal; return the exit code."""
     config = load_or_complain(path)
     if config is None:
