@@ -24,6 +24,7 @@ FURTHER = {
     "unknown-model": 404,
     "unknown-job": 404,
     "unknown-write": 404,
+    "message-id-conflict": 409,
     "write-gone": 410,
     "duplicate-key": 422,
     "no-hash-scheme": 422,

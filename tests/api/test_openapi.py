@@ -59,6 +59,7 @@ async def test_the_document_names_every_route(service: Live) -> None:
         ("DELETE", "/v1/pins/{pin_id}"),
         ("POST", "/v1/evict"),
         ("POST", "/v1/hash"),
+        ("POST", "/v1/hints"),
         ("GET", "/v1/pool"),
         ("GET", "/v1/models"),
         ("GET", "/v1/info"),

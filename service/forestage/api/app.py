@@ -8,6 +8,7 @@ from forestage.api.auth import BearerToken
 from forestage.api.context import Context
 from forestage.api.hashing import build_hash
 from forestage.api.page import Page, build_page
+from forestage.api.hints import build_hints
 from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
@@ -41,6 +42,7 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     page = Page.load() if context.config.server.page else None
     if page is not None:
         app.include_router(build_page(page))
+    app.include_router(build_hints(context))
     tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
     if token:
         tokens[token] = None

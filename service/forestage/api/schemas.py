@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
 from forestage.core.errors import BadRequestError
+from forestage.core.hints import HINT_PRIORITY, HintOutcome
 
 __all__ = [
     "EvictedAnswer",
@@ -13,6 +14,9 @@ __all__ = [
     "HashBody",
     "HashedBody",
     "Health",
+    "HintAnswer",
+    "HintsAnswer",
+    "HintsBody",
     "InfoAnswer",
     "LeaseBody",
     "LeasedAnswer",
@@ -23,8 +27,10 @@ __all__ = [
     "PoolAnswer",
     "PrefetchAnswer",
     "PrefetchBody",
+    "PrefetchHint",
     "PrefixBody",
     "Problem",
+    "ReleaseHint",
     "RenewAnswer",
     "RenewBody",
     "TenantBody",
@@ -38,6 +44,7 @@ __all__ = [
 
 MAX_MS = 86_400_000  # one day
 MAX_WAIT_MS = 600_000
+MAX_ACTIONS = 64  # in one envelope of hints
 PageKey = Annotated[str, Field(pattern="^([0-9a-fA-F]{2}){16,64}$")]
 Millis = Annotated[int, Field(ge=0, le=MAX_MS)]
 LeaseMillis = Annotated[int, Field(ge=1, le=MAX_MS)]
@@ -46,6 +53,8 @@ TokenId = Annotated[int, Field(ge=0, le=2**63 - 1)]
 HashedText = Annotated[str, Field(max_length=4096)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Pages = Annotated[int, Field(ge=0, le=2**31 - 1)]
+HintName = Annotated[str, Field(min_length=1, max_length=128)]
+HintVersion = Annotated[str, Field(pattern=r"^[01](\.[0-9]{1,9})?$")]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:\-]{1,128}$")]
 
 
@@ -124,6 +133,39 @@ class PinBody(TenantBody):
     """Which resident prefix to keep, and for how long."""
 
     ttl_ms: LeaseMillis
+
+
+class PrefetchHint(TenantBody):
+    """What a hint asks to bring. Times are milliseconds; 0 means none."""
+
+    min_pages: Pages | None = None
+    priority: int = Field(default=HINT_PRIORITY, ge=-(2**31), le=2**31 - 1)
+    deadline_ms: Millis | None = None
+    lease_ms: LeaseMillis | None = None
+
+
+class ReleaseHint(_Body):
+    """Which pin, and which prefetch, are not needed any more."""
+
+    pin_id: HintName | None = None
+    request_id: RequestId | None = None
+
+
+class HintBody(_Body):
+    """One action; what its payload must be goes by its type."""
+
+    action_id: HintName
+    action_type: HintName
+    action_version: HintName
+    payload: dict[str, Any]
+
+
+class HintsBody(_Body):
+    """A KvHintsEnvelope. With a `message_id`, sending it again does nothing more."""
+
+    protocol_version: HintVersion
+    message_id: Annotated[str, Field(max_length=128)] = ""
+    actions: list[HintBody] = Field(max_length=MAX_ACTIONS)
 
 
 class RenewBody(_Body):
@@ -214,6 +256,28 @@ class EvictedAnswer(BaseModel):
     evicted: int
     kept: int
     keys: list[PageKey] | None = None
+
+
+class HintAnswer(BaseModel):
+    action_id: str
+    action_type: str
+    outcome: HintOutcome
+    reason: str | None
+    detail: str | None = None
+    request_id: str | None = None
+    state: Literal["queued", "probing", "loading", "done"] | None = None
+    pin_id: str | None = None
+    expires_in_ms: int | None = None
+    pages: LengthsAnswer | None = None
+    shortfall: dict[str, int] | None = None
+    demoted: int | None = None
+    kept: int | None = None
+
+
+class HintsAnswer(BaseModel):
+    protocol_version: str
+    message_id: str
+    actions: list[HintAnswer]
 
 
 class HashAnswer(BaseModel):

@@ -1,14 +1,14 @@
 """Waiting for a job or a write on behalf of a client who may leave."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from forestage.core.job import Job
 from forestage.core.write import Write
 from forestage.prefetch.service import PrefetchService
 
-__all__ = ["wait_for_job", "wait_for_write"]
+__all__ = ["wait_for_job", "wait_for_jobs", "wait_for_write"]
 
 
 async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
@@ -22,6 +22,19 @@ async def wait_for_job(service: PrefetchService, job: Job, wait_ms: int, receive
     The body must have been read, so that the next message of `receive` can only be the disconnect.
     """
     return job.done or not wait_ms or await _wait(service.wait(job), wait_ms, receive)
+
+
+async def wait_for_jobs(
+    service: PrefetchService, jobs: Sequence[Job], wait_ms: int, receive: Callable[[], Awaitable[Any]]
+) -> None:
+    """Wait up to `wait_ms` milliseconds for all of some jobs, or for their client to leave."""
+    if wait_ms and not all(job.done for job in jobs):
+        await _wait(_all_done(service, jobs), wait_ms, receive)
+
+
+async def _all_done(service: PrefetchService, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        await service.wait(job)
 
 
 async def wait_for_write(

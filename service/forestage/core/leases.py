@@ -61,6 +61,10 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_id.values())
 
+    def knows(self, lease_id: str) -> bool:
+        """Say whether a lease of this id is alive."""
+        return lease_id in self._by_id
+
     def take(
         self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float, tenant: int = 0
     ) -> tuple[Lengths, Lease | None]:
