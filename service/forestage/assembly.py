@@ -8,6 +8,7 @@ from forestage.config import Config
 from forestage.core.breaker import Breaker
 from forestage.core.engine import Engine, EngineSettings
 from forestage.core.model_pool import ModelPool
+from forestage.core.residency import Residency
 from forestage.core.tenants import Tenants
 from forestage.core.write import WriteSettings
 from forestage.observe.history import History
@@ -16,6 +17,7 @@ from forestage.observe.metrics import Metrics
 from forestage.observe.observers import JobObservers, StorageObservers
 from forestage.observe.tracing import Tracing
 from forestage.pool.file import PoolFile, PoolSettings
+from forestage.prefetch.feed import ResidencyFeed
 from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
 from forestage.storage.files import FileStorage
@@ -120,5 +122,6 @@ def assemble(config: Config, pool: PoolFile, storage: Storage, tracing: Tracing 
     metrics.watch(engine, pool.path, pool.pinned, pool.generation)
     traced = [] if tracing is None else [tracing.spans]
     told = JobObservers((metrics, history, JobLog(), *traced))
-    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, told)
+    feed = ResidencyFeed(Residency(pools, config.events.buffer), config.events.max_listeners)
+    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, told, residency=feed)
     return Assembly(config, pool, guarded, metrics, history, service, tracing)

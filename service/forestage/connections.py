@@ -13,6 +13,8 @@ import socket
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from forestage.api.events import ENDLESS_ROUTES
+
 __all__ = ["Connection"]
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -71,6 +73,8 @@ class Connection(HttpToolsProtocol):
             return False
         if self.scope.get("http_version") != "1.1":
             return False  # knows no interim answers
+        if self.scope["path"] in ENDLESS_ROUTES:
+            return False  # there is no final answer to wait for
         cycle.keep_alive = False
         if self._look is None:
             if self._served is None or not self._served.response_started:

@@ -25,6 +25,8 @@ FURTHER = {
     "unknown-job": 404,
     "unknown-write": 404,
     "message-id-conflict": 409,
+    "service-token-needed": 403,
+    "too-many-listeners": 429,
     "write-gone": 410,
     "duplicate-key": 422,
     "no-hash-scheme": 422,

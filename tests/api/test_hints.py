@@ -32,7 +32,7 @@ def _verdicts(answer: Answer) -> list[tuple[str, str | None]]:
 async def test_every_action_in_full(wire: Wire) -> None:
     service, keys = wire.service, make_keys(6)
     service.store(keys[:4])
-    named = {"model": "m", "keys": wire.keys(keys)}
+    named: dict[str, Any] = {"model": "m", "keys": wire.keys(keys)}
     brought = await _hint(wire, _action("prefetch", **named), message_id="one")
     (prefetch,) = brought.body["actions"]
     assert (brought.body["protocol_version"], brought.body["message_id"]) == ("1.0", "one")
@@ -78,11 +78,11 @@ async def test_cuts_and_refusals(tmp_path: Path) -> None:
         wire = Wire(service, "json")
         keys = make_keys(12)
         service.store(keys, states=[6, 10])
-        named = {"model": "m", "keys": wire.keys(keys)}
+        named: dict[str, Any] = {"model": "m", "keys": wire.keys(keys)}
         clipped = await _hint(wire, _action("prefetch", **named))
         assert _verdicts(clipped) == [("clipped", "host_capacity")]
         assert clipped.body["actions"][0]["shortfall"] == {"no_boundary": 2, "host_capacity": 4}
-        small = {"model": "m", "keys": wire.keys(keys[:8])}
+        small: dict[str, Any] = {"model": "m", "keys": wire.keys(keys[:8])}
         assert _verdicts(await _hint(wire, _action("pin", **small, ttl_ms=1000))) == [("missing", "not_resident")]
         other = make_keys(7, "other")
         service.store(other, states=[7])
@@ -194,7 +194,7 @@ async def test_token_ids_and_tenants(tmp_path: Path) -> None:
     tokens = {"a": "token-of-a", "b": "token-of-b"}
     async with live(tmp_path, hashed, token="any", tenant_tokens=tokens, tenants=tenants) as service:
         url = f"http://127.0.0.1:{service.port}"
-        asked = {"model": "m", "token_ids": list(range(40)), "include_keys": True}
+        asked: dict[str, Any] = {"model": "m", "token_ids": list(range(40)), "include_keys": True}
         for tenant in "ab":
             headers = {"Authorization": f"Bearer {tokens[tenant]}"}
             async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30) as http:

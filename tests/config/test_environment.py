@@ -46,6 +46,8 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_WRITES__MAX_DIRTY_FRACTION", "0.25", "writes.max_dirty_fraction", 0.25),
     ("FORESTAGE_WRITES__MAX_ATTEMPTS", "9", "writes.max_attempts", 9),
     ("FORESTAGE_WRITES__KEEP_DONE_MS", "0", "writes.keep_done_ms", 0),
+    ("FORESTAGE_EVENTS__BUFFER", "100", "events.buffer", 100),
+    ("FORESTAGE_EVENTS__MAX_LISTENERS", "0", "events.max_listeners", 0),
 ]
 
 WRONG = [

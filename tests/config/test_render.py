@@ -144,6 +144,7 @@ def test_every_default_is_written_out() -> None:
             "keep_done_ms": 60000,
         },
         "writes": {"expire_ms": 30000, "max_dirty_fraction": 0.5, "max_attempts": 5, "keep_done_ms": 60000},
+        "events": {"buffer": 65536, "max_listeners": 16},
         "lease": {"default_ms": 30000, "max_ms": 600000, "max_pin_ms": 3600000, "max_pinned_fraction": 1.0},
         "models": [
             {

@@ -6,9 +6,10 @@ from fastapi import FastAPI
 
 from forestage.api.auth import BearerToken
 from forestage.api.context import Context
+from forestage.api.events import build_events
 from forestage.api.hashing import build_hash
-from forestage.api.page import Page, build_page
 from forestage.api.hints import build_hints
+from forestage.api.page import Page, build_page
 from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
 from forestage.api.problems import install
@@ -38,11 +39,12 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     app.include_router(build_writes(context))
     app.include_router(build_pins(context))
     app.include_router(build_hash(context))
+    app.include_router(build_hints(context))
+    app.include_router(build_events(context))
     app.include_router(build_status(context))
     page = Page.load() if context.config.server.page else None
     if page is not None:
         app.include_router(build_page(page))
-    app.include_router(build_hints(context))
     tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
     if token:
         tokens[token] = None

@@ -8,10 +8,11 @@ from forestage.core.job import Job
 from forestage.core.write import Write
 from forestage.prefetch.service import PrefetchService
 
-__all__ = ["wait_for_job", "wait_for_jobs", "wait_for_write"]
+__all__ = ["client_left", "wait_for_job", "wait_for_jobs", "wait_for_write"]
 
 
-async def _client_left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def client_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Return when the client has left. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -47,7 +48,7 @@ async def wait_for_write(
 
 async def _wait(event: Coroutine[Any, Any, None], wait_ms: int, receive: Callable[[], Awaitable[Any]]) -> bool:
     done = asyncio.create_task(event)
-    left = asyncio.create_task(_client_left(receive))
+    left = asyncio.create_task(client_left(receive))
     try:
         await asyncio.wait({done, left}, timeout=wait_ms / 1e3, return_when=asyncio.FIRST_COMPLETED)
         return done.done() or not left.done()

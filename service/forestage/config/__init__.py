@@ -8,6 +8,7 @@ from forestage.config.relations import expected_shards
 from forestage.config.render import render
 from forestage.config.schema import (
     Config,
+    EventsConfig,
     FileConfig,
     HicacheFileConfig,
     LeaseConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "ComponentConfig",
     "Config",
     "ConfigError",
+    "EventsConfig",
     "FileConfig",
     "HashConfig",
     "HicacheConfig",

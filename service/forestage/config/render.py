@@ -17,7 +17,7 @@ __all__ = ["render"]
 def render(config: Config) -> str:
     """Return every setting, defaults included, as TOML text; passwords read `****`."""
     lines: list[str] = []
-    for name in ("server", "pool", "storage", "prefetch", "lease", "writes"):
+    for name in ("server", "pool", "storage", "prefetch", "lease", "writes", "events"):
         _table(getattr(config, name), name, lines)
     for tenant in config.tenants:
         lines += ["", "[[tenants]]", *_pairs(tenant)]

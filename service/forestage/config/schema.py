@@ -18,6 +18,7 @@ from forestage.core.tenants import TenantShare
 
 __all__ = [
     "Config",
+    "EventsConfig",
     "FileConfig",
     "HicacheFileConfig",
     "LeaseConfig",
@@ -131,6 +132,13 @@ class WritesConfig(Section):
     keep_done_ms: Milliseconds = 60_000
 
 
+class EventsConfig(Section):
+    """Who may follow what comes into the pool and leaves it."""
+
+    buffer: int = Field(default=65536, ge=1, le=2**24)  # events; nothing is kept while nobody listens
+    max_listeners: int = Field(default=16, ge=0, le=1024)
+
+
 class Config(Section):
     """All settings of one service."""
 
@@ -140,6 +148,7 @@ class Config(Section):
     prefetch: PrefetchConfig = PrefetchConfig()
     lease: LeaseConfig = LeaseConfig()
     writes: WritesConfig = WritesConfig()
+    events: EventsConfig = EventsConfig()
     tenants: Annotated[tuple[TenantConfig, ...], Field(strict=False)] = ()
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False), AtLeastOne]
 

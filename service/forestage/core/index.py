@@ -46,6 +46,10 @@ class PageIndex:
     def key_of(self, slot: int) -> bytes | None:
         return self._key_of[slot]
 
+    def resident_pages(self) -> dict[int, bytes]:
+        """Return the keys of all resident pages by slot. O(resident)."""
+        return {slot: key for key, slot in self._slot_of.items()}
+
     def is_held(self, slot: int) -> bool:
         return self._holds[slot] > 0
 

@@ -57,6 +57,11 @@ class ModelPool:
             for capacity, pinnable in zip(capacities, self._pinnable, strict=True)
         ]
 
+    def tell(self, events: Sequence[SlotEvents]) -> Sequence[SlotEvents]:
+        """Have others mirror the slots from now on, one a component; returns who did before."""
+        before, self._events = self._events, events
+        return before
+
     def room(self, component: int, tenant: int = 0) -> int:
         """Slots that a grant may take now: as a write, and what is kept for writes is out of its reach."""
         return self._room(component, tenant, max(0, self._write_reserve[component] - self.unsettled(component)))

@@ -13,8 +13,10 @@ from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
 from forestage.core.leases import Lease
 from forestage.core.model_pool import ModelPool
 from forestage.core.plan import Plan
+from forestage.core.residency import Residency
 from forestage.core.tenants import DEFAULT_TENANT
 from forestage.core.write import Write
+from forestage.prefetch.feed import ResidencyFeed
 from forestage.prefetch.page_keys import PageKeys
 from forestage.prefetch.reads import Reads, SlotMemory
 from forestage.prefetch.write_behind import WriteBehind
@@ -47,6 +49,7 @@ class PrefetchService:
         observer: JobObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
         write_attempt_s: float = 60.0,
+        residency: ResidencyFeed | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -58,12 +61,14 @@ class PrefetchService:
             observer: who counts finished jobs.
             clock: monotonic seconds.
             write_attempt_s: how long one attempt to store a page may take, if the storage does not end it sooner.
+            residency: tells listeners what comes into the pool and leaves it.
         """
         self.engine = engine
         self.storage = storage
         self._observer = observer
         self._clock = clock
         self.page_keys = PageKeys()
+        self.residency = residency or ResidencyFeed(Residency(engine.pools))
         self._reads = Reads(engine, memory, region_of, storage, clock, self._progress)
         self._writes = WriteBehind(engine, memory, region_of, storage, clock, self._progress, attempt_s=write_attempt_s)
         self._probing: dict[Job, asyncio.Task[None]] = {}
@@ -96,6 +101,7 @@ class PrefetchService:
             self._reads.close()
             self.page_keys.close()
             self._writes.close()
+            self.residency.close()
             self._progress()
             self._wake_writers()
             if self._timer is not None:
@@ -119,6 +125,7 @@ class PrefetchService:
             log.warning("still under way after the grace of %.1f s: %d reads, %d writes", grace_s, reads, writes)
         self._closing.set()
         self._wake_writers()
+        self.residency.close()
         return not self._reads.in_flight and not self._writes.in_flight
 
     def _has_writes(self) -> bool:
@@ -307,6 +314,7 @@ class PrefetchService:
             waiting = self._writers.pop(engine.writes.settled.popleft(), None)
             if waiting is not None:
                 waiting.set()
+        self.residency.wake()
         self._arm_timer()
         self._idle.set()
 
