@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from api.raw import Leaving, leave, send_request
 from support.live import Live, hybrid, kv_only, live, make_keys, until
 
 
@@ -164,6 +165,15 @@ async def test_listeners_are_bounded(tmp_path: Path) -> None:
             assert int(refused.headers["Retry-After"]) > 0
         async with listening(service) as listener:
             await listener.until_ready()
+
+
+@pytest.mark.parametrize("how", ["fin", "rst"])
+async def test_who_leaves_is_noticed_without_an_event(service: Live, how: Leaving) -> None:
+    log = service.parts.service.residency.log
+    sock = await asyncio.to_thread(send_request, ("127.0.0.1", service.port), "GET", "/v1/events")
+    await until(lambda: log.listeners == 1)
+    leave(sock, how)
+    await until(lambda: not log.listeners and not service.asked)
 
 
 async def test_a_stop_ends_the_stream(service: Live) -> None:

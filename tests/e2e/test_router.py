@@ -18,7 +18,9 @@ def test_scoring_and_prefetch_find_more_than_round_robin(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("40 requests of a generated trace over 3 pods of 400 pages\n")
-    rows = re.findall(r"^(round robin|scored).*?(\d+) +(\d+) +[\d.]+ % +(\d+) +(\d+)/(\d+)/(\d+) ", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^(round robin|scored).*?(\d+) +(\d+) +[\d.]+ % +(\d+) +(\d+)/(\d+)/(\d+) ", done.stdout, re.MULTILINE
+    )
     (_, pages, plain, none, *blind), (_, same, scored, loaded, *chosen) = rows
     assert pages == same
     assert int(plain) < int(scored) < int(pages)
