@@ -7,7 +7,7 @@ what writes take, reads do not have. First only prefetches run, then engines wri
 speed; what gets no slot they do not write. Every prefetch reads all its pages from L3. At the end every page that was
 reported durable is read from Redis, past the proxy, and compared byte by byte.
 
-What is over is remembered for 5 s, so that memory has had time to come to its limit.
+What is over is remembered for some seconds only, so that memory has had time to come to its limit.
 
 Prints how much memory the service has (resident and its own, without the pool), how many slots are dirty, what became
 of the pages asked to write, and how long prefetches take by size: alone, and beside the writes.
@@ -56,7 +56,7 @@ write_reserve = 0.1
 [prefetch]
 keep_done_ms = 5000
 [writes]
-keep_done_ms = 5000
+keep_done_ms = 15000
 [storage]
 kind = "redis"
 [storage.redis]
@@ -161,7 +161,8 @@ class Writers:
                 self.pages["granted"] += writer.write.granted
                 if writer.write.reason is not None:
                     self.pages[writer.write.reason] += WRITE_PAGES - writer.write.granted
-                self._open.append((writer.write.id, keys[: writer.write.granted]))
+                if writer.write.granted:
+                    self._open.append((writer.write.id, keys[: writer.write.granted]))
 
     def _watch(self) -> None:
         with self._failing(), Client(self._url, timeout_s=60) as client:
