@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forestage_client import _calls
 from forestage_client._codec import Encoding, Key, Keys
-from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
+from forestage_client._errors import DeadlineExceeded, ForestageError, Gone, NotFound, Unreachable
 from forestage_client._http import AsyncLink, Wire, open_async_transport
 from forestage_client._types import (
     Evicted,
@@ -222,6 +222,7 @@ class AsyncClient:
         Raises Stale when the write ended or the service was started anew meanwhile.
         """
         from forestage_client.page_writer import PageWriter
+        from forestage_client.pool_view import Stale
 
         write = await self.begin_write(model, keys, tails, tenant=tenant)
         try:
@@ -232,7 +233,10 @@ class AsyncClient:
             with suppress(ForestageError):
                 await self.drop_write(write.id)
             raise
-        writer.result = await self.commit_write(write.id)
+        try:
+            writer.result = await self.commit_write(write.id)
+        except (Gone, NotFound) as error:
+            raise Stale(f"write {write.id} ended before it was committed: {error}") from error
 
     async def pin(
         self, model: str, keys: Keys, ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from forestage_client import _calls
 from forestage_client._codec import Encoding, Key, Keys
-from forestage_client._errors import DeadlineExceeded, ForestageError, Unreachable
+from forestage_client._errors import DeadlineExceeded, ForestageError, Gone, NotFound, Unreachable
 from forestage_client._http import Link, Wire, open_transport
 from forestage_client._types import (
     Evicted,
@@ -221,6 +221,7 @@ class Client:
         Raises Stale when the write ended or the service was started anew meanwhile.
         """
         from forestage_client.page_writer import PageWriter
+        from forestage_client.pool_view import Stale
 
         write = self.begin_write(model, keys, tails, tenant=tenant)
         try:
@@ -231,7 +232,10 @@ class Client:
             with suppress(ForestageError):
                 self.drop_write(write.id)
             raise
-        writer.result = self.commit_write(write.id)
+        try:
+            writer.result = self.commit_write(write.id)
+        except (Gone, NotFound) as error:
+            raise Stale(f"write {write.id} ended before it was committed: {error}") from error
 
     def pin(self, model: str, keys: Keys, ttl_ms: int, device_pages: int = 0, *, tenant: str | None = None) -> Pinned:
         """Keep the longest restorable prefix that is in the pool now for `ttl_ms`, without slots to read.

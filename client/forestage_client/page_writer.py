@@ -5,7 +5,7 @@ belongs to the start of the service that granted it, and while the slot is marke
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from forestage_client._types import Write, WriteStatus
@@ -41,6 +41,9 @@ class PageWriter:
             for page, slot in zip(write.tails.get(component, range(len(slots))), slots, strict=True)
             if slot is not None
         }
+        self._asked: dict[str, Container[int]] = {
+            component: write.tails.get(component, range(len(slots))) for component, slots in write.slots.items()
+        }
         self._untouched = dict.fromkeys(self._slots)
         self.check()
 
@@ -54,8 +57,13 @@ class PageWriter:
         return (component, page) in self._slots
 
     def put(self, component: str, page: int, data: "bytes | bytearray | memoryview | Sequence[memoryview]") -> bool:
-        """Copy a page in if it is wanted, as `copy_in` does; say whether it was."""
+        """Copy a page in if it is wanted, as `copy_in` does; say whether it was.
+
+        Raises ValueError for a page that was not asked for: another component, or a state that `tails` did not name.
+        """
         wanted = self.wants(component, page)
+        if not wanted and page not in self._asked.get(component, ()):
+            raise ValueError(f"page {page} of {component} is not among those that write {self.write.id} asked for")
         if wanted:
             self.copy_in(component, page, data)
         return wanted

@@ -117,3 +117,25 @@ def test_tokens_from_files(tmp_path: Path, with_server_token: bool) -> None:
         assert statuses == {"any": 200 if with_server_token else 401, "token-of-a": 403, "": 401, "other": 401}
         assert http.get("/healthz").status_code == http.get("/metrics").status_code == 200
         assert service.stop() == 0
+
+
+async def test_what_one_tenant_has_another_cannot_touch(service: Live) -> None:
+    keys = make_keys(8)
+    service.store(keys[:4])
+    async with _as(service, "a") as a, _as(service, "b") as b:
+        job = (await a.post("/v1/prefetch", json=_body(keys[:4], wait_ms=5000, request_id="mine"))).json()
+        lease, pin = job["lease"]["id"], (await a.post("/v1/pins", json=_body(keys[:4], ttl_ms=60_000))).json()["id"]
+        write = (await a.post("/v1/writes", json=_body(keys))).json()["id"]
+        assert (await b.post(f"/v1/leases/{lease}/renew", json={"lease_ms": 1})).status_code == 410
+        for path in (f"/v1/leases/{lease}", f"/v1/pins/{pin}", f"/v1/writes/{write}"):
+            assert (await b.delete(path)).status_code == 204
+        assert (await b.post(f"/v1/writes/{write}/commit")).status_code == 404
+        assert (await b.get(f"/v1/writes/{write}")).status_code == 404
+        engine = service.parts.service.engine
+        assert (len(engine.leases), len(engine.pins)) == (1, 1)
+        # Their owner, and the token of the whole service, can.
+        assert (await a.post(f"/v1/leases/{lease}/renew", json={"lease_ms": 1000})).status_code == 200
+        assert (await service.http.get(f"/v1/writes/{write}")).json()["committed"] == 0
+        for path in (f"/v1/leases/{lease}", f"/v1/pins/{pin}", f"/v1/writes/{write}"):
+            assert (await a.delete(path)).status_code == 204
+        assert (len(engine.leases), len(engine.pins), list(engine.writes)) == (0, 0, [])

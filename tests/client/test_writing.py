@@ -107,6 +107,9 @@ def test_only_what_has_a_slot_is_put(kind: Kind, service: WritingService, url: s
             page in {1, 2, 4, 5} for page in range(8)
         ]
         assert not writer.put("mamba", 7, b"of any size, for it is not wanted")
+        for component, page in (("kv", 8), ("kv", -1), ("mamba", 2), ("mmaba", 7)):
+            with pytest.raises(ValueError, match="not among those"):
+                writer.put(component, page, b"")
         for component, page in (("kv", 3), ("kv", 6), ("kv", 8), ("mamba", 3), ("nothing", 1)):
             assert not writer.wants(component, page)
             for way in (writer.views, lambda c, p: writer.copy_in(c, p, b"")):

@@ -131,6 +131,18 @@ def test_a_write_evicts_others_pages_but_none_that_it_names() -> None:
     driver.check()
 
 
+def test_a_prefix_longer_than_the_pool_is_written_piece_by_piece() -> None:
+    driver, keys = _driver(8), chain("long", 30)
+    for _ in range(4):
+        write = driver.write(keys)
+        driver.store_all()
+        driver.check()
+    assert {key for _, key in driver.stored} == set(keys)
+    assert write.stored == tuple(range(24))
+    assert driver.resident() >= set(keys[24:])
+    assert driver.begin_write(keys).stored == tuple(range(30))
+
+
 def test_pages_in_use_leave_no_room() -> None:
     driver = _driver(8)
     driver.store(OTHER)

@@ -228,16 +228,21 @@ def expect_write(
         kept.append([pool.slot_of[c][keys[page]] for page in sorted(resident)])
         pinned.append(len(pool.held[c] | {pool.slot_of[c][keys[page]] for page in resident}) + pool.in_use[c])
 
-    def fits(length: int) -> bool:
+    def fits(length: int, keep: bool) -> bool:
         for c, pages in enumerate(wanted):
             number = sum(page < length for page in pages)
             may_be_dirty = max(1, int(driver.capacities[c] * driver.settings.writes.max_dirty_fraction))
-            too_many = number + pool.unsettled[c] > may_be_dirty or number + pinned[c] > pool.may_be_pinned[c]
-            if number and (too_many or (driver.settings.tenants and not pool.within_shares(c, number, kept[c]))):
+            taken = pinned[c] if keep else len(pool.held[c]) + pool.in_use[c]
+            too_many = number + pool.unsettled[c] > may_be_dirty or number + taken > pool.may_be_pinned[c]
+            own = kept[c] if keep else []
+            if number and (too_many or (driver.settings.tenants and not pool.within_shares(c, number, own))):
                 return False
         return True
 
-    granted = max(length for length in range(len(keys) + 1) if fits(length))
+    granted = max(length for length in range(len(keys) + 1) if fits(length, keep=True))
+    if not any(page < granted for pages in wanted for page in pages):
+        # What it names itself stays only where that leaves room for anything new.
+        granted = max(length for length in range(len(keys) + 1) if fits(length, keep=False))
     stored = [page for page in range(len(keys)) if not any(page in pages for pages in wanted)]
     return granted, stored, [{page for page in pages if page < granted} for pages in wanted]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forestage_client import Client, Gone, NotFound
-from forestage_client.pool_view import PoolView
+from forestage_client.pool_view import PoolView, Stale
 from support.live import content, hybrid, live, make_keys
 from writes.slow_writes import SlowWrites, kv_of
 
@@ -61,6 +61,21 @@ async def test_an_expired_write_is_gone_for_the_client(tmp_path: Path) -> None:
             await service.client.write_status(write.id, wait_ms=20_000)
         with pytest.raises(Gone):
             await service.client.commit_write(write.id)
+
+
+async def test_a_block_that_ends_too_late_is_stale(tmp_path: Path) -> None:
+    async with live(tmp_path, hybrid(32, 4), writes={"expire_ms": 300}) as service:
+        with PoolView(service.parts.pool.path, writable=True) as view:
+
+            async def write_late() -> None:
+                async with service.client.write(view, "m", KEYS[:1]) as writer:
+                    writer.put("kv", 0, content(KEYS[0], "kv"))
+                    with pytest.raises(Gone):
+                        await service.client.write_status(writer.write.id, wait_ms=20_000)
+
+            with pytest.raises(Stale, match="ended before it was committed"):
+                await write_late()
+        assert (await service.client.lookup("m", KEYS[:1])).pages.host == 0
 
 
 async def test_the_blocking_client_writes_too(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from forestage.api.auth import tenant_of
+from forestage.api.auth import bound_tenant, tenant_of
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_pin
@@ -48,8 +48,8 @@ def build_pins(context: Context) -> APIRouter:
         return answer(request, pinned, 200 if pin is None else 201)
 
     @router.delete("/pins/{pin_id}", summary="End a pin", status_code=204)
-    async def unpin(pin_id: str) -> Response:
-        service.unpin(pin_id)
+    async def unpin(request: Request, pin_id: str) -> Response:
+        service.unpin(pin_id, bound_tenant(request))
         return Response(status_code=204)
 
     @router.post(

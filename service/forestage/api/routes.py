@@ -149,12 +149,13 @@ def build_router(context: Context) -> APIRouter:
     )
     async def renew_lease(request: Request, lease_id: str) -> Response:
         body = check(RenewBody, await read_body(request, config.server.max_body_bytes))
-        lease = service.renew_lease(lease_id, min(body.lease_ms or config.lease.default_ms, config.lease.max_ms))
+        lease_ms = min(body.lease_ms or config.lease.default_ms, config.lease.max_ms)
+        lease = service.renew_lease(lease_id, lease_ms, bound_tenant(request))
         return answer(request, {"lease": {"id": lease.id, "expires_in_ms": service.remaining_ms(lease)}})
 
     @router.delete("/leases/{lease_id}", summary="Release a lease", status_code=204)
-    async def release_lease(lease_id: str) -> Response:
-        service.release_lease(lease_id)
+    async def release_lease(request: Request, lease_id: str) -> Response:
+        service.release_lease(lease_id, bound_tenant(request))
         return Response(status_code=204)
 
     @router.get("/pool", summary="Say where the pool is and how it is laid out", response_model=PoolAnswer)

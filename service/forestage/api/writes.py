@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from forestage.api.auth import tenant_of
+from forestage.api.auth import bound_tenant, tenant_of
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_progress, describe_write
@@ -59,7 +59,8 @@ def build_writes(context: Context) -> APIRouter:
         responses=problem_answers(404, 410),
     )
     async def commit_write(request: Request, write_id: str) -> Response:
-        return answer(request, describe_progress(service.commit_write(write_id)))
+        write = service.find_write(write_id, bound_tenant(request))
+        return answer(request, describe_progress(service.commit_write(write.id)))
 
     @router.get(
         "/{write_id}",
@@ -68,15 +69,15 @@ def build_writes(context: Context) -> APIRouter:
         responses=problem_answers(404, 410, 422),
     )
     async def get_write(request: Request, write_id: str, wait_ms: WaitMs = 0) -> Response:
-        write = service.find_write(write_id)
+        write = service.find_write(write_id, bound_tenant(request))
         await wait_for_write(service, write, wait_ms, request.receive)
         if write.state is WriteState.EXPIRED:
             service.find_write(write_id)  # says how it ended
         return answer(request, describe_progress(write))
 
     @router.delete("/{write_id}", summary="Give the slots of a write back, or forget a committed one", status_code=204)
-    async def drop_write(write_id: str) -> Response:
-        service.drop_write(write_id)
+    async def drop_write(request: Request, write_id: str) -> Response:
+        service.drop_write(write_id, bound_tenant(request))
         return Response(status_code=204)
 
     return router

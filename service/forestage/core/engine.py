@@ -192,9 +192,9 @@ class Engine:
         """Let the resident pages of a prefix be evicted first; see ModelPool.demote."""
         return self.pool(model).demote(keys, device_pages)
 
-    def renew_lease(self, lease_id: str, lease_s: float, now: float) -> Lease:
-        """Give a lease another `lease_s` seconds from now; GoneError if it has ended."""
-        return self.leases.renew(lease_id, lease_s, now)
+    def renew_lease(self, lease_id: str, lease_s: float, now: float, tenant: int | None = None) -> Lease:
+        """Give a lease another `lease_s` seconds from now; GoneError if it has ended, or is another tenant's."""
+        return self.leases.renew(lease_id, lease_s, now, tenant)
 
     def begin_write(
         self,
@@ -504,7 +504,7 @@ class Engine:
             drop_behind(pool, job, c, job.contiguous)
         if kept is not None:
             seconds = job.request.lease_ms / 1e3
-            job.lease = self.leases.take_over(job.layout.name, device_pages, job.ready, kept, seconds, now)
+            job.lease = self.leases.take_over(job.layout.name, device_pages, job.ready, kept, seconds, now, job.tenant)
         self._queue.remove(job)
         self.admission.leave(job)
         self.live.discard(job)

@@ -30,6 +30,7 @@ class Lease:
     length: int
     slots: tuple[tuple[int, ...], ...]
     expires_at: float
+    tenant: int = 0  # whose it is
     alive: bool = True
     timer: int = 0
 
@@ -83,34 +84,48 @@ class Leases:
         for index, pages in zip(pool.index, prefix.ranges(length), strict=True):
             slots.append(tuple(index.find(keys[page]) for page in pages))
             index.hold(slots[-1], tenant)
-        lease = self.take_over(model, device_pages, length, tuple(slots), lease_s, now)
+        lease = self.take_over(model, device_pages, length, tuple(slots), lease_s, now, tenant)
         self._mark_used(lease)
         return lengths, lease
 
     def take_over(
-        self, model: str, device_pages: int, length: int, slots: tuple[tuple[int, ...], ...], lease_s: float, now: float
+        self,
+        model: str,
+        device_pages: int,
+        length: int,
+        slots: tuple[tuple[int, ...], ...],
+        lease_s: float,
+        now: float,
+        tenant: int = 0,
     ) -> Lease:
         """Make a lease of holds that the caller has; they are the lease's from now on."""
-        lease = Lease(uuid.uuid4().hex, model, device_pages, length, slots, now)
+        lease = Lease(uuid.uuid4().hex, model, device_pages, length, slots, now, tenant)
         self._by_id[lease.id] = lease
         self._set_end(lease, now + min(lease_s, self._max_s))
         return lease
 
-    def renew(self, lease_id: str, lease_s: float, now: float) -> Lease:
-        """Let a lease end `lease_s` seconds from now; GoneError if it has ended."""
-        lease = self._by_id.get(lease_id)
+    def renew(self, lease_id: str, lease_s: float, now: float, tenant: int | None = None) -> Lease:
+        """Let a lease end `lease_s` seconds from now.
+
+        Raises GoneError if it has ended, or is not the tenant's if one is named.
+        """
+        lease = self._find(lease_id, tenant)
         if lease is None or lease.expires_at <= now:
             raise GoneError("this lease has expired or never existed")
         self._set_end(lease, now + min(lease_s, self._max_s))
         self._mark_used(lease)
         return lease
 
-    def release(self, lease_id: str) -> None:
-        """End a lease that its holder is done with. Idempotent."""
-        lease = self._by_id.get(lease_id)
+    def release(self, lease_id: str, tenant: int | None = None) -> None:
+        """End a lease that its holder is done with, if it is the tenant's where one is named. Idempotent."""
+        lease = self._find(lease_id, tenant)
         if lease is not None:
             self._mark_used(lease)
             self._end(lease)
+
+    def _find(self, lease_id: str, tenant: int | None) -> Lease | None:
+        lease = self._by_id.get(lease_id)
+        return lease if lease is None or tenant in {None, lease.tenant} else None
 
     def _set_end(self, lease: Lease, when: float) -> None:
         self._timers.take_back(lease.timer)

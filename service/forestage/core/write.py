@@ -81,6 +81,7 @@ class Write:
     stored: tuple[int, ...]
     slots: list[dict[int, int]]
     expires_at: float
+    tenant: int = 0  # whose it is
     state: WriteState = WriteState.OPEN
     committed: int = 0
     durable: int = 0

@@ -57,10 +57,13 @@ class Writes:
         """Dirty pages of components that are due, or with the storage already."""
         return len(self._queue) + len(self._in_flight)
 
-    def find(self, write_id: str, now: float) -> Write:
-        """Return a write that is open or committed; raises NotFoundError, or GoneError for one that has expired."""
+    def find(self, write_id: str, now: float, tenant: int | None = None) -> Write:
+        """Return a write that is open or committed, and is the tenant's if one is named.
+
+        Raises NotFoundError, or GoneError for one that has expired.
+        """
         write = self._by_id.get(write_id)
-        if write is None:
+        if write is None or tenant not in {None, write.tenant}:
             raise NotFoundError("no write with this id: unknown, dropped or forgotten", slug="unknown-write")
         if write.state is WriteState.EXPIRED or (write.state is WriteState.OPEN and write.expires_at <= now):
             raise GoneError("this write has expired before it was committed", slug="write-gone")
@@ -80,7 +83,8 @@ class Writes:
         """Reserve slots for what is neither resident nor in L3 (`masks[c][i]`; None when L3 could not be asked).
 
         `tails[c]` are the pages that carry a state of tail component c. What does not fit is cut at a page: the
-        reservation covers a prefix of `keys`. It never evicts pages that it names itself.
+        reservation covers a prefix of `keys`. It evicts pages that it names itself only when nothing new fits
+        otherwise: of a prefix longer than the pool, what L3 has makes room for what comes behind.
         """
         wanted: list[list[int]] = []
         resident: list[list[int]] = []
@@ -91,6 +95,11 @@ class Writes:
             resident.append([slot for slot in slots.values() if slot >= 0])
             pool.index[c].hold(resident[c], tenant)
         granted, reason = self._cut(pool, wanted, len(keys), tenant)
+        if any(wanted) and not any(pages and pages[0] < granted for pages in wanted):
+            for c, held in enumerate(resident):
+                pool.index[c].release(reversed(held))
+            resident = [[] for _ in wanted]
+            granted, reason = self._cut(pool, wanted, len(keys), tenant)
         reserved = []
         for c, pages in enumerate(wanted):
             fitting = pages[: bisect_left(pages, granted)]
@@ -101,6 +110,7 @@ class Writes:
         stored = tuple(page for page in range(len(keys)) if page not in needed)
         until = now + self.settings.expire_s
         write = self._add(pool.layout, reserved, until, tuple(keys), tails, granted, reason, stored)
+        write.tenant = tenant
         write.timer = self._timers.put(until, partial(self._expire, write))
         self._by_id[write.id] = write
         self.asked += len(keys)
@@ -148,11 +158,15 @@ class Writes:
         self.results[WriteResult.DUPLICATE] += write.duplicate
         self._settle_if_done(write, now)
 
-    def drop(self, write_id: str, now: float) -> None:
-        """Forget a write; an open one gives its slots back at once, what was committed goes on to L3. Idempotent."""
-        write = self._by_id.pop(write_id, None)
-        if write is None:
+    def drop(self, write_id: str, now: float, tenant: int | None = None) -> None:
+        """Forget a write; an open one gives its slots back at once, what was committed goes on to L3. Idempotent.
+
+        One that is not the tenant's, if one is named, stays as it is.
+        """
+        write = self._by_id.get(write_id)
+        if write is None or tenant not in {None, write.tenant}:
             return
+        del self._by_id[write_id]
         if write.state is WriteState.OPEN:
             self.results[WriteResult.DROPPED] += write.reserved
             write.state = WriteState.EXPIRED

@@ -201,15 +201,15 @@ class PrefetchService:
         self._progress()
         return answer
 
-    def renew_lease(self, lease_id: str, lease_ms: int) -> Lease:
-        """Give a lease another `lease_ms` milliseconds from now; raises GoneError."""
-        lease = self.engine.renew_lease(lease_id, lease_ms / 1e3, self._clock())
+    def renew_lease(self, lease_id: str, lease_ms: int, tenant: str | None = None) -> Lease:
+        """Give a lease another `lease_ms` milliseconds from now; raises GoneError, also if it is not the tenant's."""
+        lease = self.engine.renew_lease(lease_id, lease_ms / 1e3, self._clock(), self._number(tenant))
         self._progress()
         return lease
 
-    def release_lease(self, lease_id: str) -> None:
-        """End a lease. Idempotent."""
-        self.engine.leases.release(lease_id)
+    def release_lease(self, lease_id: str, tenant: str | None = None) -> None:
+        """End a lease, if it is the tenant's where one is named. Idempotent."""
+        self.engine.leases.release(lease_id, self._number(tenant))
         self._progress()
 
     def pin(
@@ -220,10 +220,13 @@ class PrefetchService:
         self._progress()
         return answer
 
-    def unpin(self, pin_id: str) -> None:
-        """End a pin. Idempotent."""
-        self.engine.pins.release(pin_id)
+    def unpin(self, pin_id: str, tenant: str | None = None) -> None:
+        """End a pin, if it is the tenant's where one is named. Idempotent."""
+        self.engine.pins.release(pin_id, self._number(tenant))
         self._progress()
+
+    def _number(self, tenant: str | None) -> int | None:
+        return None if tenant is None else self.engine.tenants.number(tenant)
 
     def remaining_ms(self, lease: Lease) -> int:
         """Return how long a lease still lives."""
@@ -267,14 +270,17 @@ class PrefetchService:
         self._progress()
         return write
 
-    def drop_write(self, write_id: str) -> None:
-        """Give the slots of a write back, or forget a committed one. Idempotent."""
-        self.engine.writes.drop(write_id, self._clock())
+    def drop_write(self, write_id: str, tenant: str | None = None) -> None:
+        """Give the slots of a write back, or forget a committed one, if it is the tenant's. Idempotent."""
+        self.engine.writes.drop(write_id, self._clock(), self._number(tenant))
         self._progress()
 
-    def find_write(self, write_id: str) -> Write:
-        """Return a write that is open or committed; raises NotFoundError, GoneError."""
-        return self.engine.writes.find(write_id, self._clock())
+    def find_write(self, write_id: str, tenant: str | None = None) -> Write:
+        """Return a write that is open or committed, and is the tenant's if one is named.
+
+        Raises NotFoundError, GoneError.
+        """
+        return self.engine.writes.find(write_id, self._clock(), self._number(tenant))
 
     async def wait_for_write(self, write: Write) -> None:
         """Return when every page of a write is durable or failed, when it ends otherwise, or when the service stops.
