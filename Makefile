@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules engines-sglang
+.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules engines-sglang engines-vllm
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -30,6 +30,7 @@ help:
 	@echo 'make image   build the image as $(IMAGE), with docker, podman or buildah'
 	@echo 'make check-deploy   manifests, alerts and dashboard; then build the image and run it (root, buildah)'
 	@echo 'make rules   write the PrometheusRule anew from deploy/components/monitoring/rules.yaml'
+	@echo 'make engines-vllm   fetch the vLLM version that make test then runs the tier in'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is made with.'
 	@echo 'test, check and bench install torch, by default with CUDA; for the smaller build without, set'
@@ -79,6 +80,14 @@ $(ENGINES)/.sglang-ready: scripts/make-engines-sglang $(DEV_READY)
 	@echo 'forestage: installing what SGLang imports, and two of its wheels'
 	@mkdir -p $(ENGINES)
 	@scripts/make-engines-sglang $(ENGINES) $(VENV)
+	@touch $@
+
+engines-vllm: $(ENGINES)/.vllm-ready
+
+$(ENGINES)/.vllm-ready: scripts/make-engines-vllm $(DEV_READY)
+	@echo 'forestage: installing what vLLM imports, and its wheel'
+	@mkdir -p $(ENGINES)
+	@scripts/make-engines-vllm $(ENGINES) $(VENV)
 	@touch $@
 
 bench: $(DEV_READY)

@@ -291,6 +291,15 @@ class PoolView:
             else:
                 yield SlotEntry(slot, STATE_NAMES.get(state, "filling"), key[:key_len], generation)
 
+    def table(self, model: str, component: str) -> memoryview:
+        """Return the entries of a slot table, 128 bytes a slot as docs/pool-format.md has them, without a copy.
+
+        For who looks at many at once; they change at any time, and what one says of a slot is true only as `stamp` and
+        `check` have it.
+        """
+        region = self._region(model, component)
+        return self._memory[region.table_offset : region.table_offset + region.slots * ENTRY_BYTES].toreadonly()
+
     def populate(self) -> None:
         """Fill this process's page tables (0.12 s a GiB), so that first touches do not fault. Runs without the GIL."""
         memory = self._memory[:]
