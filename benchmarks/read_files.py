@@ -92,7 +92,7 @@ async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat
         view[:] = os.urandom(page_bytes)
         await storage.write(model, 0, key, (view,))
     shelf = storage.shelves(model)[0]
-    paths = [shelf.stem(key) + shelf.endings[0] for key in keys]
+    paths = [shelf.paths(key)[0] for key in keys]
     rounds: list[tuple[float, float, float, float]] = []
     for _ in range(repeat + 1):
         begin = time.process_time()

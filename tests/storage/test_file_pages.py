@@ -41,7 +41,7 @@ async def storage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 
 def path_of(storage: FileStorage, model: ModelLayout, key: bytes, shard: int = 0) -> Path:
     mine = storage.shelves(model)[KV]
-    return Path(mine.stem(key) + mine.endings[shard])
+    return Path(mine.paths(key)[shard])
 
 
 def temporaries(root: Path) -> list[Path]:

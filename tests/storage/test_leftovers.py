@@ -32,7 +32,7 @@ def lay(path: Path, age_s: float) -> Path:
 
 
 def folder_of(storage: DirectoryStorage) -> Path:
-    return Path(storage.shelves(MODEL)[KV].stem(PAGES[0])).parent
+    return Path(storage.shelves(MODEL)[KV].paths(PAGES[0])[0]).parent
 
 
 @pytest.mark.parametrize("kind", [FileStorage, HicacheFileStorage])

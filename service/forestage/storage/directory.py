@@ -19,7 +19,7 @@ from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcom
 from forestage.storage.leftovers import sweep
 from forestage.storage.pace import Pace
 from forestage.storage.presence import walk
-from forestage.storage.shelf import Shelf
+from forestage.storage.shelf import Shelf, whole_pages
 from forestage.storage.threads import Job, Threads
 
 __all__ = ["DirectoryStorage"]
@@ -62,12 +62,13 @@ class DirectoryStorage(Storage):
     def _folders(self) -> Iterator[str]:
         """Yield the directories in which pages of any model may lie; none that cannot be read. Blocking."""
 
-    @abstractmethod
     def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
         """Yield (component index, key) of every page that is there in whole, going by names. Blocking.
 
         Raises StorageUnavailableError when the root is not there, OSError when it cannot be read.
         """
+        self.require_root()
+        yield from whole_pages(self.shelves(model))
 
     async def open(self) -> None:
         """Begin to remove what killed writers left, in a thread of its own that `aclose` stops."""

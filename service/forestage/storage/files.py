@@ -10,7 +10,7 @@ from forestage.core.layout import ModelLayout
 from forestage.storage.direct import DirectShelf
 from forestage.storage.directory import DirectoryStorage
 from forestage.storage.envelope import seed_of
-from forestage.storage.shelf import Shelf, whole_pages
+from forestage.storage.shelf import Shelf
 
 __all__ = ["FileStorage"]
 
@@ -41,14 +41,6 @@ class FileStorage(DirectoryStorage):
         finally:
             self._probers.replace_stalled(job)
         await super().open()
-
-    def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
-        self.require_root()
-        num_shards = [component.shards for component in model.components]
-        for index, shelf in enumerate(self.shelves(model)):
-            endings = {ending: (index, shard) for shard, ending in enumerate(shelf.endings)}
-            for fan in range(256):
-                yield from whole_pages(f"{shelf.directory}/{fan:02x}", endings, num_shards)
 
     def _folders(self) -> Iterator[str]:
         for model in _directories(self.root):

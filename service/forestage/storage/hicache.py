@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from forestage.core.layout import ModelLayout
 from forestage.storage.directory import DirectoryStorage
 from forestage.storage.hicache_names import name_endings
-from forestage.storage.shelf import Shelf, whole_pages
+from forestage.storage.shelf import Shelf
 
 __all__ = ["HicacheFileStorage"]
 
@@ -14,16 +14,6 @@ class HicacheFileStorage(DirectoryStorage):
     """Pages that SGLang wrote or will read. Its directory may appear after us: until then probes say unavailable."""
 
     kind = "hicache-file"
-
-    def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
-        self.require_root()
-        num_shards = [component.shards for component in model.components]
-        endings = {
-            ending: (index, shard)
-            for index, shelf in enumerate(self.shelves(model))
-            for shard, ending in enumerate(shelf.endings)
-        }
-        yield from whole_pages(self.root, endings, num_shards)
 
     def _folders(self) -> Iterator[str]:
         yield self.root

@@ -5,8 +5,7 @@ Law: a page is listed once, if at least one of its shards is there; what lies un
 
 import asyncio
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forestage.core.errors import StorageUnavailableError
@@ -15,13 +14,12 @@ from forestage.storage.base import Storage
 from forestage.storage.directory import DirectoryStorage
 from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis import RedisStorage
+from forestage.storage.shelf import Place, place_of, places_of
 
 __all__ = ["Found", "StoredPage", "collect_pages", "list_pages"]
 
 # (component index, key, shard, stored bytes); the bytes are -1 for what is no value at all.
 Found = tuple[int, bytes, int, int]
-
-_FILE_NAME = re.compile(r"((?:[0-9a-f]{2}){16,64})([^0-9a-f].*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +78,7 @@ def collect_pages(model: ModelLayout, found: Iterable[Found], value_bytes: tuple
 def _list_files(storage: DirectoryStorage, model: ModelLayout) -> list[StoredPage]:
     storage.require_root()
     shelves = storage.shelves(model)
-    places: dict[str, dict[str, tuple[int, int]]] = {}
-    for index, shelf in enumerate(shelves):
-        folders = [f"{shelf.directory}/{fan:02x}" for fan in range(256)] if shelf.fans_out else [shelf.directory]
-        endings = {ending: (index, shard) for shard, ending in enumerate(shelf.endings)}
-        for folder in folders:
-            places.setdefault(folder, {}).update(endings)
-    found = (one for folder, endings in places.items() for one in _scan(folder, endings))
+    found = (one for folder, places in places_of(shelves).items() for one in _scan(folder, places))
     return collect_pages(model, found, tuple(shelf.file_bytes for shelf in shelves))
 
 
@@ -95,19 +87,19 @@ def _list_redis(storage: RedisStorage, model: ModelLayout) -> list[StoredPage]:
     return collect_pages(model, storage.iter_values(model), value_bytes)
 
 
-def _scan(folder: str, endings: dict[str, tuple[int, int]]) -> Iterator[Found]:
+def _scan(folder: str, places: Mapping[tuple[str, str], Place]) -> Iterator[Found]:
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:
         return
     with entries:
         for entry in entries:
-            named = _FILE_NAME.fullmatch(entry.name)
-            place = endings.get(named[2]) if named else None
-            if named is None or place is None:
+            page = place_of(entry.name, places)
+            if page is None:
                 continue
+            (component_index, shard), key = page
             try:
                 size = entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else -1
             except FileNotFoundError:
                 continue  # removed while we looked
-            yield place[0], bytes.fromhex(named[1]), place[1], size
+            yield component_index, key, shard, size

@@ -17,7 +17,7 @@ from forestage.storage.base import Buffer, PageRead, ReadOutcome
 from forestage.storage.envelope import TRAILER_BYTES, seal
 from forestage.storage.leftovers import new_temporary
 
-__all__ = ["CHUNK_BYTES", "READ_FLAGS", "Shelf", "read_in_chunks", "whole_pages"]
+__all__ = ["CHUNK_BYTES", "READ_FLAGS", "Place", "Shelf", "place_of", "places_of", "read_in_chunks", "whole_pages"]
 
 CHUNK_BYTES = 8 << 20  # at most so much between two looks at `stopped`, two touches of `progress`
 
@@ -28,15 +28,20 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLL
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})  # NFS says ESTALE of a deleted file
 _ODD_ENTRY = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE})  # link, socket, directory, fifo
 
-_NAME = re.compile(r"((?:[0-9a-f]{2}){16,64})([^0-9a-f].*)", re.DOTALL)
+_KEY = r"((?:[0-9a-f]{2}){16,64})([^0-9a-f].*)"
+# The key comes first, or behind three words that each end in an at sign.
+_NAMES = (re.compile("()" + _KEY, re.DOTALL), re.compile("((?:[^@]*@){3})" + _KEY, re.DOTALL))
+
+#: (component index, shard)
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Shelf:
     """Where the pages of one component lie and what a file of theirs looks like.
 
-    A file is called `directory/[first two hex digits of the key/]key` + `endings[shard]`. With `seeds` it ends in
-    the trailer of the envelope, seeded with `seeds[shard]`; without, it is the payload alone.
+    A file is called `beginnings[shard]` (nothing without) + key + `endings[shard]`, in the folder that `folder` says.
+    With `seeds` it ends in the trailer of the envelope, seeded with `seeds[shard]`; without, it is the payload alone.
     """
 
     directory: str
@@ -44,6 +49,12 @@ class Shelf:
     endings: tuple[str, ...]
     payload_bytes: int
     seeds: tuple[int, ...] = ()
+    beginnings: tuple[str, ...] = ()
+
+    @cached_property
+    def marks(self) -> tuple[tuple[str, str], ...]:
+        """What stands before and behind the key in the name of a file, one a shard."""
+        return tuple(zip(self.beginnings or ("",) * len(self.endings), self.endings, strict=True))
 
     @cached_property
     def file_bytes(self) -> int:
@@ -54,10 +65,22 @@ class Shelf:
         """Payload of all shards."""
         return self.payload_bytes * len(self.endings)
 
-    def stem(self, key: bytes) -> str:
-        """Return the path of a page without the ending of a shard."""
+    def folder(self, name: str) -> str:
+        """Return the folder of a page, by its key in hex."""
+        return f"{self.directory}/{name[:2]}" if self.fans_out else self.directory
+
+    def folders(self) -> Iterator[str]:
+        """Yield the folders in which pages can lie, whether or not they are there. Blocking."""
+        if self.fans_out:
+            yield from (f"{self.directory}/{fan:02x}" for fan in range(256))
+        else:
+            yield self.directory
+
+    def paths(self, key: bytes) -> list[str]:
+        """Return the paths of a page, one a shard."""
         name = key.hex()
-        return f"{self.directory}/{name[:2]}/{name}" if self.fans_out else f"{self.directory}/{name}"
+        folder = self.folder(name)
+        return [f"{folder}/{beginning}{name}{ending}" for beginning, ending in self.marks]
 
     def new_spare(self) -> bytearray:
         """Return the buffer that takes what does not go into a slot: the trailer, and one byte to notice longer files.
@@ -68,17 +91,16 @@ class Shelf:
 
     def holds(self, key: bytes) -> bool:
         """Say whether all shards of a page are there, going by their names."""
-        stem = self.stem(key)
-        return all(os.access(stem + ending, os.F_OK) or _is_denied(stem + ending) for ending in self.endings)
+        return all(os.access(path, os.F_OK) or _is_denied(path) for path in self.paths(key))
 
     def read(self, page: PageRead, spare: bytearray) -> ReadOutcome:
         """Read and verify all shards of a page."""
-        stem = self.stem(page.key)
+        paths = self.paths(page.key)
         for shard, view in enumerate(page.views):
             if shard and page.stopped:
                 return ReadOutcome.STOPPED
             try:
-                got = self._read_file(stem + self.endings[shard], page, view, spare)
+                got = self._read_file(paths[shard], page, view, spare)
             except OSError as error:
                 return _outcome_of(error)
             if got != self.file_bytes:
@@ -93,8 +115,8 @@ class Shelf:
         After an OSError nothing of this page is new but, at worst, some whole shards. When `given_up` is set before
         they have their names, it ends so, at the next chunk.
         """
-        stem = self.stem(key)
-        directory = os.path.dirname(stem)
+        paths = self.paths(key)
+        directory = os.path.dirname(paths[0])
         unnamed: list[str] = []
         try:
             for shard, payload in enumerate(shards):
@@ -108,8 +130,8 @@ class Shelf:
                 finally:
                     os.close(descriptor)
             _require_wanted(given_up)
-            for ending in self.endings:
-                os.rename(unnamed[0], stem + ending)
+            for path in paths:
+                os.rename(unnamed[0], path)
                 del unnamed[0]
         finally:
             for temporary in unnamed:
@@ -118,11 +140,10 @@ class Shelf:
 
     def remove(self, key: bytes) -> bool:
         """Unlink all shards of a page; say whether there was one."""
-        stem = self.stem(key)
         removed = False
-        for ending in self.endings:
+        for path in self.paths(key):
             try:
-                os.unlink(stem + ending)
+                os.unlink(path)
                 removed = True
             except OSError as error:
                 if error.errno not in _ABSENT:
@@ -164,32 +185,48 @@ def read_in_chunks(descriptor: int, page: PageRead, head: memoryview, rest: Buff
     return done
 
 
-def whole_pages(
-    directory: str, endings: Mapping[str, tuple[int, int]], num_shards: Sequence[int]
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (component index, key) of each page in one directory that has all its shards.
+def places_of(shelves: Sequence[Shelf]) -> dict[str, dict[tuple[str, str], Place]]:
+    """Return, by folder, what the names of files there stand for: `Shelf.marks` to component index and shard."""
+    places: dict[str, dict[tuple[str, str], Place]] = {}
+    for index, shelf in enumerate(shelves):
+        marks = {mark: (index, shard) for shard, mark in enumerate(shelf.marks)}
+        for folder in shelf.folders():
+            places.setdefault(folder, {}).update(marks)
+    return places
 
-    `endings` maps the ending of a file name to component index and shard, `num_shards` is by component. Other names
-    are passed over; a directory that is not there is empty. Raises OSError for one that cannot be read.
+
+def place_of(name: str, places: Mapping[tuple[str, str], Place]) -> tuple[Place, bytes] | None:
+    """Take the name of a file apart; None for one that is no page's."""
+    for form in _NAMES:
+        named = form.fullmatch(name)
+        place = places.get((named[1], named[3])) if named else None
+        if named is not None and place is not None:
+            return place, bytes.fromhex(named[2])
+    return None
+
+
+def whole_pages(shelves: Sequence[Shelf]) -> Iterator[tuple[int, bytes]]:
+    """Yield (component index, key) of each page that has all its shards.
+
+    Other names are passed over; a directory that is not there is empty. Raises OSError for one that cannot be read.
     """
-    seen: dict[tuple[int, str], int] = {}
-    try:
-        entries = os.scandir(directory)
-    except FileNotFoundError:
-        return
-    with entries:
-        for entry in entries:
-            named = _NAME.fullmatch(entry.name)
-            place = endings.get(named[2]) if named else None
-            if named is None or place is None:
-                continue
-            component, shard = place
-            page = (component, named[1])
-            shards = seen.pop(page, 0) | 1 << shard
-            if shards == (1 << num_shards[component]) - 1:
-                yield component, bytes.fromhex(named[1])
-            else:
-                seen[page] = shards
+    for folder, places in places_of(shelves).items():
+        seen: dict[tuple[int, bytes], int] = {}
+        try:
+            entries = os.scandir(folder)
+        except FileNotFoundError:
+            continue
+        with entries:
+            for entry in entries:
+                found = place_of(entry.name, places)
+                if found is None:
+                    continue
+                (component, shard), key = found
+                shards = seen.pop((component, key), 0) | 1 << shard
+                if shards == (1 << len(shelves[component].endings)) - 1:
+                    yield component, key
+                else:
+                    seen[component, key] = shards
 
 
 def _create(path: str) -> int:
