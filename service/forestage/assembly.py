@@ -22,6 +22,8 @@ from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
 from forestage.storage.files import FileStorage
 from forestage.storage.hicache import HicacheFileStorage
+from forestage.storage.lmcache import LmcacheFileStorage
+from forestage.storage.vllm import VllmFileStorage
 from forestage.storage.wrap import GuardedStorage
 
 __all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
@@ -54,6 +56,10 @@ def build_storage(config: Config) -> Storage:
             return FileStorage(storage.file.root, direct=storage.file.direct, readers=storage.readers)
         case "hicache-file":
             return HicacheFileStorage(storage.hicache_file.root, readers=storage.readers)
+        case "vllm-file":
+            return VllmFileStorage(storage.vllm_file.root, readers=storage.readers)
+        case "lmcache-file":
+            return LmcacheFileStorage(storage.lmcache_file.root, readers=storage.readers)
         case _:
             from forestage.storage.redis import RedisStorage  # the others need not wait for its client's import
 

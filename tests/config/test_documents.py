@@ -13,8 +13,10 @@ from forestage.config import (
     Config,
     HashConfig,
     HicacheConfig,
+    LmcacheConfig,
     ModelConfig,
     TenantConfig,
+    VllmConfig,
     load,
     render,
 )
@@ -66,6 +68,8 @@ def test_every_key_of_a_model_and_of_a_tenant_is_documented() -> None:
         *_names(ModelConfig, "models[]."),
         *_names(ComponentConfig, "models[].components[]."),
         *_names(HicacheConfig, "models[].hicache."),
+        *_names(VllmConfig, "models[].vllm."),
+        *_names(LmcacheConfig, "models[].lmcache."),
         *_names(TenantConfig, "tenants[]."),
         *_names(HashConfig, "models[].hash."),
     } - {"models[].components"}

@@ -27,6 +27,8 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_STORAGE__FILE__ROOT", "/l3", "storage.file.root", "/l3"),
     ("FORESTAGE_STORAGE__FILE__DIRECT", "True", "storage.file.direct", True),
     ("FORESTAGE_STORAGE__HICACHE_FILE__ROOT", "/hicache", "storage.hicache_file.root", "/hicache"),
+    ("FORESTAGE_STORAGE__VLLM_FILE__ROOT", "/kv", "storage.vllm_file.root", "/kv"),
+    ("FORESTAGE_STORAGE__LMCACHE_FILE__ROOT", "/lm", "storage.lmcache_file.root", "/lm"),
     ("FORESTAGE_STORAGE__REDIS__URL", "redis://cache", "storage.redis.url", "redis://cache"),
     ("FORESTAGE_STORAGE__REDIS__PREFIX", "a:b", "storage.redis.prefix", "a:b"),
     ("FORESTAGE_STORAGE__REDIS__CONNECTIONS", "16", "storage.redis.connections", 16),

@@ -116,12 +116,43 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "mode-unusable": ('[pool]\nmode = "0060"' + MINIMAL, ["pool.mode: must let the owner read and write"]),
     "reserve-whole": ("[pool]\nwrite_reserve = 1" + MINIMAL, ["pool.write_reserve: must be less than 1, got 1"]),
     "reserve-nan": ("[pool]\nwrite_reserve = nan" + MINIMAL, ["pool.write_reserve: must be a finite number"]),
-    "kind": ('[storage]\nkind = "s3"' + MINIMAL, ['storage.kind: must be "file", "hicache-file" or "redis", got "s3"']),
+    "kind": (
+        '[storage]\nkind = "s3"' + MINIMAL,
+        ['storage.kind: must be "file", "hicache-file", "vllm-file", "lmcache-file" or "redis", got "s3"'],
+    ),
     "readers": ("[storage]\nreaders = -1" + MINIMAL, ["storage.readers: must be at least 0"]),
     "probe-zero": ("[storage]\nprobe_timeout_ms = 0" + MINIMAL, ["storage.probe_timeout_ms: must be at least 1"]),
     "stall-negative": ("[storage]\nstall_timeout_ms = -5" + MINIMAL, ["storage.stall_timeout_ms: must be at least 1"]),
     "root-empty": ('[storage.file]\nroot = ""' + MINIMAL, ["storage.file.root: must not be empty"]),
     "hicache-root": ('[storage.hicache-file]\nroot = ""' + MINIMAL, ["storage.hicache-file.root: must not be empty"]),
+    "vllm-folder": (
+        '[storage]\nkind = "vllm-file"' + MINIMAL,
+        ['models[0].vllm.folder: is required with storage.kind = "vllm-file"'],
+    ),
+    "vllm-folders": (
+        MINIMAL.replace("= 64", '= 64\nvllm = {folder = "a/b"}'),
+        ["models[0].vllm.folder: must be the name of a folder, without slashes"],
+    ),
+    "vllm-shards": (
+        '[storage]\nkind = "vllm-file"' + MINIMAL.replace("= 64", '= 64\nshards = 2\nvllm = {folder = "a_r0"}'),
+        ["models[0].components[0].shards: must be 1, got 2"],
+    ),
+    "lmcache-name": (
+        MINIMAL.replace("= 64", '= 64\nlmcache = {served_name = "a@b"}'),
+        ["models[0].lmcache.served_name: must not contain an at sign"],
+    ),
+    "lmcache-model": (
+        '[storage]\nkind = "lmcache-file"' + MINIMAL.replace("demo", "de@mo"),
+        ["models[0].lmcache.served_name: is required"],
+    ),
+    "lmcache-salt": (
+        MINIMAL.replace("= 64", '= 64\nlmcache = {salt = "a/b"}'),
+        ["models[0].lmcache.salt: must be at most 128 characters"],
+    ),
+    "lmcache-shards": (
+        '[storage]\nkind = "lmcache-file"' + MINIMAL.replace("= 64", "= 64\nshards = 256"),
+        ["models[0].components[0].shards: must be at most 255"],
+    ),
     "prefix": ('[storage.redis]\nprefix = "a{b}"' + MINIMAL, ["storage.redis.prefix: must be 1 to 128 visible"]),
     "connections": ("[storage.redis]\nconnections = 0" + MINIMAL, ["storage.redis.connections: must be at least 1"]),
     "min-over-max": (

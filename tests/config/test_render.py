@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from config.toml_files import MINIMAL, load_text
 from forestage.config import Config, render
-from forestage.core.layout import Component, Covers, HicacheNaming, ModelLayout
+from forestage.core.layout import Component, Covers, HicacheNaming, LmcacheNaming, ModelLayout, VllmNaming
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=32)  # at most 128 bytes
 TAGS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
@@ -52,6 +52,8 @@ def models(draw: st.DrawFn, name: str) -> dict[str, object]:
         "dtype": draw(TAGS),
         "layout": draw(TAGS),
         "hicache": hicache,
+        "vllm": draw(st.sampled_from([{}, {"folder": "acme_m_0123456789ab_r0"}])),
+        "lmcache": draw(st.sampled_from([{}, {"served_name": "acme/m", "salt": "s"}])),
         "components": draw(components(shards)),
     }
 
@@ -132,6 +134,8 @@ def test_every_default_is_written_out() -> None:
             "stall_timeout_ms": 2000,
             "file": {"root": "./l3", "direct": False},
             "hicache-file": {"root": "./hicache"},
+            "vllm-file": {"root": "./vllm-kv"},
+            "lmcache-file": {"root": "./lmcache"},
             "redis": {"url": "redis://127.0.0.1:6379/0", "prefix": "forestage", "connections": 4, "ttl_s": 0},
         },
         "prefetch": {
@@ -161,6 +165,8 @@ def test_every_default_is_written_out() -> None:
                     "pp_size": 1,
                     "cp_size": 1,
                 },
+                "vllm": {"folder": ""},
+                "lmcache": {"salt": ""},
                 "components": [{"name": "kv", "bytes": "64KiB", "covers": "every_page", "shards": 1}],
             }
         ],
@@ -176,6 +182,8 @@ def test_layouts_are_what_the_core_works_with() -> None:
         dtype = "float8_e4m3fn"
         layout = "layer_first"
         hicache = {served_name = "hybrid", mla = true}
+        vllm = {folder = "f_r0"}
+        lmcache = {salt = "s"}
         [[models.components]]
         name = "kv"
         bytes = "8KiB"
@@ -196,5 +204,15 @@ def test_layouts_are_what_the_core_works_with() -> None:
     swa = Component("swa", 100, 4, Covers.TAIL, 8)
     naming = HicacheNaming("hybrid", tp_size=4, mla=True)
     assert config.layouts() == (
-        ModelLayout("acme/hybrid-1b", 16, (kv, mamba, swa), 4, "float8_e4m3fn", "layer_first", naming),
+        ModelLayout(
+            "acme/hybrid-1b",
+            16,
+            (kv, mamba, swa),
+            4,
+            "float8_e4m3fn",
+            "layer_first",
+            naming,
+            VllmNaming("f_r0"),
+            LmcacheNaming("acme/hybrid-1b", "s"),
+        ),
     )

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+from collections.abc import Callable
 
 from forestage.assembly import build_storage
 from forestage.cli.exits import Exit
@@ -12,13 +13,22 @@ from forestage.cli.progress import Progress
 from forestage.config import ConfigError, load
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import ReadOutcome, Storage
+from forestage.storage.directory import DirectoryStorage
 from forestage.storage.files import FileStorage
 from forestage.storage.hicache import HicacheFileStorage
 from forestage.storage.listing import list_pages
+from forestage.storage.lmcache import LmcacheFileStorage
+from forestage.storage.vllm import VllmFileStorage
 
 __all__ = ["copy_pages", "put"]
 
-_KINDS = "hicache-file:DIR, file:DIR or config:FILE"
+_FILE_KINDS: dict[str, Callable[[str], DirectoryStorage]] = {
+    "hicache-file": HicacheFileStorage,
+    "vllm-file": VllmFileStorage,
+    "lmcache-file": LmcacheFileStorage,
+    "file": FileStorage,
+}
+_KINDS = f"{':DIR, '.join(_FILE_KINDS)}:DIR or config:FILE"
 
 
 def put(arguments: argparse.Namespace) -> int:
@@ -67,13 +77,18 @@ async def copy_pages(
 
 def _source(text: str, model: ModelLayout) -> tuple[Storage, ModelLayout]:
     kind, _, where = text.partition(":")
-    if not where or kind not in {"hicache-file", "file", "config"}:
+    if not where or kind not in {*_FILE_KINDS, "config"}:
         raise UsageError(f"--from: {text!r} is none of {_KINDS}")
     if kind == "config":
         return _configured_source(where, model)
     if not os.path.isdir(where):
         raise UsageError(f"--from: {where} is no directory")
-    return (HicacheFileStorage(where) if kind == "hicache-file" else FileStorage(where)), model
+    source = _FILE_KINDS[kind](where)
+    try:
+        source.shelves(model)
+    except ValueError as error:
+        raise UsageError(f"--from: {error}") from error
+    return source, model
 
 
 def _configured_source(path: str, model: ModelLayout) -> tuple[Storage, ModelLayout]:

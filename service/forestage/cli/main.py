@@ -188,7 +188,8 @@ def _add_l3_put(actions: _Commands) -> None:
         dest="source",
         required=True,
         metavar="KIND:PLACE",
-        help="hicache-file:DIR, file:DIR, or config:FILE for the storage of another configuration",
+        help="hicache-file:DIR, vllm-file:DIR, lmcache-file:DIR, file:DIR, or config:FILE for the storage of another "
+        "configuration",
     )
     parser.set_defaults(run=_l3_put)
 

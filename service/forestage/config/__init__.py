@@ -3,7 +3,7 @@
 from forestage.config.hashing import HashConfig
 from forestage.config.load import load, read_token
 from forestage.config.mistakes import ConfigError
-from forestage.config.models import ComponentConfig, HicacheConfig, ModelConfig
+from forestage.config.models import ComponentConfig, HicacheConfig, LmcacheConfig, ModelConfig, VllmConfig
 from forestage.config.relations import expected_shards
 from forestage.config.render import render
 from forestage.config.schema import (
@@ -12,11 +12,13 @@ from forestage.config.schema import (
     FileConfig,
     HicacheFileConfig,
     LeaseConfig,
+    LmcacheFileConfig,
     PoolConfig,
     PrefetchConfig,
     RedisConfig,
     ServerConfig,
     StorageConfig,
+    VllmFileConfig,
     WritesConfig,
 )
 from forestage.config.tenants import TenantConfig
@@ -31,6 +33,8 @@ __all__ = [
     "HicacheConfig",
     "HicacheFileConfig",
     "LeaseConfig",
+    "LmcacheConfig",
+    "LmcacheFileConfig",
     "ModelConfig",
     "PoolConfig",
     "PrefetchConfig",
@@ -38,6 +42,8 @@ __all__ = [
     "ServerConfig",
     "StorageConfig",
     "TenantConfig",
+    "VllmConfig",
+    "VllmFileConfig",
     "WritesConfig",
     "expected_shards",
     "load",

@@ -11,11 +11,13 @@ from forestage.config.mistakes import ConfigError, Key, key_text, shown, validat
 from forestage.config.models import ModelConfig
 from forestage.config.relations import (
     component_mistakes,
+    lmcache_mistakes,
     name_mistakes,
     pool_mistakes,
     reserve_mistakes,
     shard_mistakes,
     share_mistakes,
+    vllm_mistakes,
 )
 from forestage.config.schema import Config, LeaseConfig, PoolConfig, ServerConfig, StorageConfig, WritesConfig
 from forestage.config.tenants import TenantConfig
@@ -113,8 +115,10 @@ def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
     sound = {i: ModelConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("models", i), bad)}
     if not _any_under(("storage",), bad):
         storage = StorageConfig.model_validate(raw.get("storage", {}))
-        for index, model in sound.items() if storage.kind == "hicache-file" else ():
-            yield from shard_mistakes(model, ("models", index))
+        named = {"hicache-file": shard_mistakes, "vllm-file": vllm_mistakes, "lmcache-file": lmcache_mistakes}
+        if storage.kind in named:
+            for index, model in sound.items():
+                yield from named[storage.kind](model, ("models", index))
     if tables and len(sound) == len(tables) and not _any_under(("pool",), bad):
         yield from pool_mistakes(PoolConfig.model_validate(raw.get("pool", {})), sound)
 

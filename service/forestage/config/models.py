@@ -1,4 +1,4 @@
-"""The configured models: what a page of each consists of, and how SGLang's file backend names it."""
+"""The configured models: what a page of each consists of, and what engines call it where they store pages themselves."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,11 +7,11 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from forestage.config.hashing import HashConfig
 from forestage.config.quantities import Bytes
 from forestage.config.section import MAX_RANKS, AtLeastOne, Ranks, Section
-from forestage.config.words import ComponentName, Name, ServedName, Tag, is_name
-from forestage.core.layout import Component, Covers, HicacheNaming, ModelLayout
+from forestage.config.words import ComponentName, FolderName, LmcacheName, Name, Salt, ServedName, Tag, is_name
+from forestage.core.layout import Component, Covers, HicacheNaming, LmcacheNaming, ModelLayout, VllmNaming
 from forestage_client.hashing import HashScheme
 
-__all__ = ["ComponentConfig", "HicacheConfig", "ModelConfig"]
+__all__ = ["ComponentConfig", "HicacheConfig", "LmcacheConfig", "ModelConfig", "VllmConfig"]
 
 
 class ComponentConfig(Section):
@@ -59,6 +59,23 @@ class HicacheConfig(Section):
         return HicacheNaming(self.served_name, self.tp_size, self.pp_size, self.cp_size, self.mla, self.naming)
 
 
+class VllmConfig(Section):
+    """Where vLLM's fs tier keeps the chunks of a model."""
+
+    folder: FolderName = ""
+
+    def rule(self) -> VllmNaming:
+        """Return this as the core knows it."""
+        return VllmNaming(self.folder)
+
+
+class LmcacheConfig(Section):
+    """How LMCache names the pages of a model. Without a name of its own it has the model's."""
+
+    served_name: LmcacheName | None = None
+    salt: Salt = ""
+
+
 class ModelConfig(Section):
     """One model. Components without `shards`, and `hicache.tp_size`, take the model's."""
 
@@ -68,6 +85,8 @@ class ModelConfig(Section):
     dtype: Tag = "bfloat16"
     layout: Tag = "page_first"
     hicache: HicacheConfig = HicacheConfig()
+    vllm: VllmConfig = VllmConfig()
+    lmcache: LmcacheConfig = LmcacheConfig()
     hash: HashConfig | None = None  # token ids are refused
     components: Annotated[tuple[ComponentConfig, ...], Field(strict=False), AtLeastOne]
 
@@ -91,8 +110,18 @@ class ModelConfig(Section):
     def model_layout(self) -> ModelLayout:
         """Return this as the core knows it."""
         components = tuple(component.component() for component in self.components)
-        naming = self.hicache.rule()
-        return ModelLayout(self.name, self.page_tokens, components, self.shards, self.dtype, self.layout, naming)
+        lmcache = LmcacheNaming(self.lmcache.served_name or self.name, self.lmcache.salt)
+        return ModelLayout(
+            self.name,
+            self.page_tokens,
+            components,
+            self.shards,
+            self.dtype,
+            self.layout,
+            self.hicache.rule(),
+            self.vllm.rule(),
+            lmcache,
+        )
 
     def hash_scheme(self) -> HashScheme | None:
         """Return how page keys come from token ids, None if that is not said."""

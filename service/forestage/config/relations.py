@@ -19,11 +19,13 @@ from forestage.core.tenants import MAX_TENANTS
 __all__ = [
     "component_mistakes",
     "expected_shards",
+    "lmcache_mistakes",
     "name_mistakes",
     "pool_mistakes",
     "reserve_mistakes",
     "shard_mistakes",
     "share_mistakes",
+    "vllm_mistakes",
 ]
 
 Mistake = tuple[Key, str]
@@ -72,6 +74,29 @@ def shard_mistakes(model: ModelConfig, key: Key) -> Iterator[Mistake]:
                 (*key, "components", index, "shards"),
                 f"is {component.shards}, but {key_text((*key, 'hicache'))} makes it {expected} ({ranks}, {form})",
             )
+
+
+def vllm_mistakes(model: ModelConfig, key: Key) -> Iterator[Mistake]:
+    """Yield what keeps a model from being found in the directory of vLLM's fs tier."""
+    if not model.vllm.folder:
+        yield (
+            (*key, "vllm", "folder"),
+            'is required with storage.kind = "vllm-file": the name of the folder ending in _r0',
+        )
+    for index, component in enumerate(model.components):
+        if component.shards != 1:
+            where = (*key, "components", index, "shards")
+            yield where, f"must be 1, got {component.shards}: vLLM writes the parts of all ranks into one file"
+
+
+def lmcache_mistakes(model: ModelConfig, key: Key) -> Iterator[Mistake]:
+    """Yield what keeps a model from being named as LMCache names it."""
+    if model.lmcache.served_name is None and "@" in model.name:
+        yield (*key, "lmcache", "served_name"), "is required where the model's name has an at sign"
+    for index, component in enumerate(model.components):
+        if component.shards > 255:
+            where = (*key, "components", index, "shards")
+            yield where, f"must be at most 255, which is what LMCache can name, got {component.shards}"
 
 
 def pool_mistakes(pool: PoolConfig, models: Mapping[int, ModelConfig]) -> Iterator[Mistake]:

@@ -23,7 +23,8 @@ def render(config: Config) -> str:
         lines += ["", "[[tenants]]", *_pairs(tenant)]
     for model in config.models:
         lines += ["", "[[models]]", *_pairs(model)]
-        lines.append(f"hicache = {{{', '.join(_pairs(model.hicache))}}}")
+        for naming in ("hicache", "vllm", "lmcache"):
+            lines.append(f"{naming} = {{{', '.join(_pairs(getattr(model, naming)))}}}")
         if model.hash is not None:
             lines.append(f"hash = {{{', '.join(_pairs(model.hash))}}}")
         for component in model.components:

@@ -22,11 +22,13 @@ __all__ = [
     "FileConfig",
     "HicacheFileConfig",
     "LeaseConfig",
+    "LmcacheFileConfig",
     "PoolConfig",
     "PrefetchConfig",
     "RedisConfig",
     "ServerConfig",
     "StorageConfig",
+    "VllmFileConfig",
     "WritesConfig",
 ]
 
@@ -67,6 +69,18 @@ class HicacheFileConfig(Section):
     root: Path = "./hicache"
 
 
+class VllmFileConfig(Section):
+    """The directory of the storage kind `vllm-file`."""
+
+    root: Path = "./vllm-kv"
+
+
+class LmcacheFileConfig(Section):
+    """The directory of the storage kind `lmcache-file`."""
+
+    root: Path = "./lmcache"
+
+
 class RedisConfig(Section):
     """The server of the storage kind `redis`. `url` may hold a password, so it stays out of `repr`."""
 
@@ -79,12 +93,14 @@ class RedisConfig(Section):
 class StorageConfig(Section):
     """Which L3 is used, and how patiently."""
 
-    kind: Literal["file", "hicache-file", "redis"] = "file"
+    kind: Literal["file", "hicache-file", "vllm-file", "lmcache-file", "redis"] = "file"
     readers: int = Field(default=0, ge=0, le=1024)  # 0: chosen for this machine
     probe_timeout_ms: Timeout = 1000
     stall_timeout_ms: Timeout = 2000
     file: FileConfig = FileConfig()
     hicache_file: HicacheFileConfig = Field(default=HicacheFileConfig(), alias="hicache-file")
+    vllm_file: VllmFileConfig = Field(default=VllmFileConfig(), alias="vllm-file")
+    lmcache_file: LmcacheFileConfig = Field(default=LmcacheFileConfig(), alias="lmcache-file")
     redis: RedisConfig = RedisConfig()
 
 

@@ -10,10 +10,13 @@ from pydantic import AfterValidator, BeforeValidator
 
 __all__ = [
     "ComponentName",
+    "FolderName",
     "Host",
+    "LmcacheName",
     "Name",
     "Path",
     "Prefix",
+    "Salt",
     "ServedName",
     "SocketPath",
     "Tag",
@@ -76,5 +79,8 @@ Host = Annotated[
     str, _shaped(r"[A-Za-z0-9.:%_-]{1,253}", "must be a host name or an address, without brackets or port")
 ]
 Prefix = Annotated[str, _shaped(r"[!-z|~]{1,128}", "must be 1 to 128 visible ASCII characters without braces")]
+FolderName = Annotated[Text, _shaped(r"(?!\.{1,2}$)[^/]{0,255}", "must be the name of a folder, without slashes")]
+LmcacheName = Annotated[Name, _shaped(r"[^@]+", "must not contain an at sign, which LMCache forbids")]
+Salt = Annotated[Text, _shaped(r"[^@/\\]{0,128}", "must be at most 128 characters without @, / and \\")]
 Path = Annotated[Text, _shaped(r".+", "must not be empty"), _at_most(MAX_PATH)]
 SocketPath = Annotated[Text, _at_most(MAX_SOCKET_PATH)]

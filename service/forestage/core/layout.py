@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-__all__ = ["Component", "Covers", "HicacheNaming", "ModelLayout"]
+__all__ = ["Component", "Covers", "HicacheNaming", "LmcacheNaming", "ModelLayout", "VllmNaming"]
 
 PAGE_ALIGN = 4096  # what O_DIRECT and page tables want
 CACHE_LINE = 64
@@ -62,6 +62,21 @@ class HicacheNaming:
     naming: str = "new"
 
 
+@dataclass(frozen=True, slots=True)
+class VllmNaming:
+    """The folder below its root in which vLLM's fs tier keeps the chunks of a model."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class LmcacheNaming:
+    """How LMCache names the pages of a model; `salt` is the `cache_salt` of the requests that they are for."""
+
+    served_name: str
+    salt: str = ""
+
+
 @dataclass(frozen=True)
 class ModelLayout:
     """A configured model: its page size in tokens and its components, in configured order."""
@@ -73,6 +88,8 @@ class ModelLayout:
     dtype: str = "bfloat16"
     layout: str = "page_first"
     hicache: HicacheNaming | None = None
+    vllm: VllmNaming | None = None
+    lmcache: LmcacheNaming | None = None
 
     @cached_property
     def fingerprint(self) -> str:

@@ -31,7 +31,7 @@ port = 0
 uds = "{home}/s"
 [pool]
 path = "{home}/pool"
-bytes = "{pool_bytes}"
+bytes = "8MiB"
 pin = "none"
 [writes]
 max_dirty_fraction = 1.0
@@ -40,6 +40,7 @@ max_dirty_fraction = 1.0
 [[models]]
 name = "{model}"
 page_tokens = 64
+{more}
 [[models.components]]
 name = "kv"
 bytes = {row}
@@ -55,15 +56,13 @@ slots = 8
 """
 
 
-def write_config(
-    home: Path, *, slots: int = 64, state: bool = False, pool_bytes: str = "8MiB", storage: str = ""
-) -> Path:
-    """Write the configuration of a service over a directory below `home`."""
+def write_config(home: Path, *, slots: int = 64, state: bool = False, storage: str = "", model: str = "") -> Path:
+    """Write the configuration of a service; `storage` and `model` are lines for those tables."""
     storage = storage or f'kind = "file"\n[storage.file]\nroot = "{home}/l3"'
-    text = (_CONFIG + (_STATE if state else "")).format(
-        home=home, model=MODEL, row=ROW, slots=slots, pool_bytes=pool_bytes, storage=storage
+    text = _CONFIG + (_STATE if state else "")
+    (home / "forestage.toml").write_text(
+        text.format(home=home, model=MODEL, row=ROW, slots=slots, storage=storage, more=model)
     )
-    (home / "forestage.toml").write_text(text)
     return home / "forestage.toml"
 
 
