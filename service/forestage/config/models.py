@@ -1,4 +1,4 @@
-"""The configured models: what a page of each consists of, and what engines call it where they store pages themselves."""
+"""The configured models: what a page of each consists of, and what engines that store pages call it."""
 
 from typing import Annotated, Any, Literal
 

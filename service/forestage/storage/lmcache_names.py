@@ -2,9 +2,9 @@
 
 Law: one name a shard, in the order of the ranks; each is a beginning, the key in hex, and an ending.
 
-Rules of LMCache 0.5.6 (its multi-process server): `{model}@0x{rank word}@{group}@{hash}[@{salt}].data`, with `-SEP-` for
-each `/` of the model's name. The rank word packs world size and rank into a byte each, twice, since the server counts all
-ranks as those of one host; it has 8 hex digits, the group as few as it needs.
+Rules of LMCache 0.5.6 (its multi-process server): `{model}@0x{rank word}@{group}@{hash}[@{salt}].data`, with `-SEP-`
+for each `/` of the model's name. The rank word packs world size and rank into a byte each, twice, since the server
+counts all ranks as those of one host; it has 8 hex digits, the group as few as it needs.
 """
 
 from forestage.core.layout import LmcacheNaming, ModelLayout
