@@ -4,6 +4,10 @@ Runs in the engine alone, without time or I/O: the figures are the same everywhe
 """
 
 import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.tenant_flood import Flood, hit_rate
 
