@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from support.redis_process import give_up
+
 __all__ = ["DASHBOARD", "DEPLOY", "DOCS", "MONITORING", "ROOT", "RULES", "tool"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +27,17 @@ _HOW = {
 
 
 def tool(name: str) -> str:
-    """Return the path of a program; without it the test is skipped, and says how to get it."""
+    """Return the path of a program; without it the test is skipped and says how to get it, or fails where $CI is set.
+
+    kubectl is new enough in few distributions, so CI may be without it; hadolint comes with the development tools.
+    """
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed: {_HOW[name]}")
+        reason = f"{name} is not installed: {_HOW[name]}"
+        if name == "hadolint":
+            pytest.fail(reason)
+        if name == "kubectl":
+            pytest.skip(reason)
+        give_up(reason)
     return found
