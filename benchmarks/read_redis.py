@@ -38,8 +38,9 @@ from _support import (
     value_bytes,
     write_json,
 )
+from forestage.config.schema import RedisConfig
 from forestage.core.layout import ModelLayout
-from forestage.storage.redis import RedisStorage
+from forestage.storage.redis import RedisStorage, useful_connections
 from forestage.storage.redis.storage import IN_FLIGHT_BYTES
 from support.redis_servers import RedisServer
 
@@ -143,7 +144,9 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=1024, help="MiB of pages, for every row")
     parser.add_argument("--pages", type=int, nargs="+", default=[64, 256, 1024, 4096], help="page sizes in KiB")
     parser.add_argument("--on", nargs="+", choices=("tcp", "unix"), default=["tcp", "unix"])
-    parser.add_argument("--connections", type=int, default=4, help="storage.redis.connections")
+    parser.add_argument(
+        "--connections", type=int, default=useful_connections(RedisConfig().connections), help="default: as the service"
+    )
     parser.add_argument(
         "--window", type=int, default=IN_FLIGHT_BYTES, help="bytes of replies due at once, for the drain"
     )

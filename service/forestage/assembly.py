@@ -61,12 +61,13 @@ def build_storage(config: Config) -> Storage:
         case "lmcache-file":
             return LmcacheFileStorage(storage.lmcache_file.root, readers=storage.readers)
         case _:
-            from forestage.storage.redis import RedisStorage  # the others need not wait for its client's import
+            # The others need not wait for its client's import.
+            from forestage.storage.redis import RedisStorage, useful_connections
 
             return RedisStorage(
                 storage.redis.url,
                 prefix=storage.redis.prefix,
-                connections=storage.redis.connections,
+                connections=useful_connections(storage.redis.connections),
                 ttl_s=storage.redis.ttl_s,
                 probe_timeout_s=storage.probe_timeout_ms / 1e3,
                 stall_timeout_s=storage.stall_timeout_ms / 1e3,

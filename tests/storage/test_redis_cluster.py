@@ -156,13 +156,16 @@ async def test_a_node_that_is_silent_is_left_alone_after_the_first_time(
     await heals(storage)
 
 
-async def test_a_silent_node_does_not_keep_the_others_answers(nodes: StubCluster, storage: RedisStorage) -> None:
+async def test_a_silent_node_does_not_keep_the_others_answers(nodes: StubCluster) -> None:
+    storage = RedisStorage(nodes.url, probe_timeout_s=3.0)
+    await store(storage, MODEL, KV, *PAGES)
     lost = nodes.number_of(name(PAGES[4]))
     first = next(at for at, page in enumerate(PAGES) if nodes.number_of(name(page)) == lost)
     nodes.nodes[lost].on("EXISTS", hold=True)
-    async with asyncio.timeout(0.9):  # less than the probe timeout
+    async with asyncio.timeout(2.9):  # less than the probe timeout
         assert await probe(storage) == "1" * first + "0" * (30 - first)
     nodes.nodes[lost].release()
+    await storage.aclose()
 
 
 async def test_without_any_node_the_storage_is_unreachable(nodes: StubCluster, storage: RedisStorage) -> None:

@@ -19,16 +19,17 @@ __all__ = ["WriteBehind"]
 
 log = logging.getLogger("forestage.writes")
 
-_AT_ONCE = 2
-# Reads go first, but writes must not wait for ever: beside reads there is one at a time, and after it none for as long
-# as it took, at most so many seconds. Where both share what L3 can do, that leaves reads three quarters of it and more.
-_BESIDE_READS = 1
+# One at a time, reads or not: a read that comes finds at most one write under way, which takes half of what L3 can do
+# from it at most. A second one would gain a sixth where L3 is near, and might make a small read wait for both.
+_AT_ONCE = 1
+# Reads go first, but writes must not wait for ever: beside reads there is none after each for as long as it took, at
+# most so many seconds. Where both share what L3 can do, that leaves reads three quarters of it and more.
 _LONGEST_REST_S = 1.0
 _MOST_LATE = 4  # calls that hang; with more of them the storage is left alone
 
 
 class WriteBehind:
-    """Keeps a few writes going. `on_progress` is called on the loop after each change."""
+    """Keeps a write going while there are dirty pages. `on_progress` is called on the loop after each change."""
 
     def __init__(
         self,
@@ -68,8 +69,7 @@ class WriteBehind:
         self._is_reading = reading
         if self._is_resting():
             return
-        at_once = _BESIDE_READS if reading else _AT_ONCE
-        while len(self._calls) - len(self._late) < at_once and len(self._late) < _MOST_LATE:
+        while len(self._calls) - len(self._late) < _AT_ONCE and len(self._late) < _MOST_LATE:
             one = self._engine.writes.next_page()
             if one is None:
                 return

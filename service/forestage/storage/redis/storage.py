@@ -28,7 +28,7 @@ from forestage.storage.redis.scan import scan_pages, scan_values
 from forestage.storage.redis.sentinel import Sentinels
 from forestage.storage.redis.tls import TLS_FILES
 
-__all__ = ["RedisStorage"]
+__all__ = ["RedisStorage", "useful_connections"]
 
 T = TypeVar("T", bound=Hashable)
 E = TypeVar("E", bound=Errand[Any])
@@ -36,6 +36,14 @@ E = TypeVar("E", bound=Errand[Any])
 IN_FLIGHT_BYTES = 4 << 20  # of replies due, by server, over all connections
 # Part of the probe timeout after which a node of a cluster has failed: the others' answers are worth having.
 _NODE_SHARE = 0.6
+
+
+def useful_connections(configured: int) -> int:
+    """Return how many of the configured connections are worth reading on: one a core, and one that waits meanwhile.
+
+    Reading is copying: more threads at it would, like the event loop and a Redis beside us, only wait for cores.
+    """
+    return min(configured, len(os.sched_getaffinity(0)) + 1)
 
 
 class RedisStorage(Storage):
