@@ -178,20 +178,25 @@ class Drain:
         self._commands = [b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name) for name in names]
         self._window = max(1, window // self._reply_bytes)
         self._scratch = memory(1 << 20)
+        self._sent = 0
 
     def run(self) -> None:
         """Drain all once."""
-        sock, scratch = self._sock, self._scratch
-        commands, reply_bytes = self._commands, self._reply_bytes
-        total = len(commands) * reply_bytes
-        sent = received = 0
+        sock, scratch, reply_bytes = self._sock, self._scratch, self._reply_bytes
+        total = len(self._commands) * reply_bytes
+        received = self._sent = 0
         while received < total:
-            due = sent - received // reply_bytes
-            if sent < len(commands) and due <= self._window // 2:
-                until = min(len(commands), sent + self._window - due)
-                sock.sendall(b"".join(commands[sent:until]))
-                sent = until
+            sent = self._ask(received // reply_bytes)
             received += sock.recv_into(scratch, min(len(scratch), sent * reply_bytes - received))
+
+    def _ask(self, received: int) -> int:
+        """Ask for more if it is time, and return how many were asked for; `received` replies have come."""
+        due = self._sent - received
+        if self._sent < len(self._commands) and due <= self._window // 2:
+            until = min(len(self._commands), self._sent + self._window - due)
+            self._sock.sendall(b"".join(self._commands[self._sent : until]))
+            self._sent = until
+        return self._sent
 
     def close(self) -> None:
         self._sock.close()

@@ -5,12 +5,14 @@
 Interleaved in one run, over the same values (payload, then the trailer of the value format):
   drain     a blocking socket, pipelined GETs in the same window, all replies into one scratch buffer: nothing parsed,
             checked or kept
+  bare      the same loop, but every payload into its slot: what one thread can do at most when pages are to be kept
   redis-py  asyncio client with hiredis, MGET and pipelined GET of the same bytes a call, each value copied to its slot
   storage   `RedisStorage.read_into`: every page into its slot, envelope and checksum verified
 Shown are GB/s of payload (median, spread), client CPU seconds per GiB, and the median ratios of storage to the others.
 """
 
 import argparse
+import socket
 import statistics
 import sys
 import time
@@ -45,6 +47,31 @@ from forestage.storage.redis.storage import IN_FLIGHT_BYTES
 from support.redis_servers import RedisServer
 
 GIB = 1 << 30
+
+
+class _Bare(Drain):
+    """Pages into their slots, and nothing else done."""
+
+    def __init__(
+        self, server: RedisServer, names: Sequence[bytes], value_bytes: int, window: int, views: Sequence[memoryview]
+    ) -> None:
+        super().__init__(server, names, value_bytes, window)
+        self._views = views
+        self._head = memoryview(bytearray(len(b"$%d\r\n" % value_bytes)))
+        self._end = memoryview(bytearray(value_bytes + 2 - len(views[0])))
+
+    def run(self) -> None:
+        """Read all once."""
+        sock, head, end = self._sock, self._head, self._end
+        self._sent = 0
+        for at, view in enumerate(self._views):
+            self._ask(at)
+            sock.recv_into(head, 0, socket.MSG_WAITALL)
+            # What lies between two payloads comes with the first of them.
+            wanted, got = len(view) + len(end), 0
+            while got < wanted:
+                buffers = [view[got:], end] if got < len(view) else [end[got - len(view) :]]
+                got += sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
 
 
 class _RedisPy:
@@ -97,10 +124,12 @@ async def _measure(
     await storage.open()
     drain = Drain(server, names, value_bytes(model), window)
     other = _RedisPy(server, names, views, max(1, storage.batch_bytes // page))
-    samples: dict[str, list[Sample]] = {"drain": [], "mget": [], "pipeline": [], "storage": []}
+    bare = _Bare(server, names, value_bytes(model), window, views)
+    samples: dict[str, list[Sample]] = {"drain": [], "bare": [], "mget": [], "pipeline": [], "storage": []}
     for turn in range(repeat + 1):
         measured = {
             "drain": timed(drain.run),
+            "bare": timed(bare.run),
             "mget": await _timed(other.mget()),
             "pipeline": await _timed(other.pipeline()),
             "storage": await _timed(through_storage(storage, model, keys, views)),
@@ -111,6 +140,7 @@ async def _measure(
     if any(view[:32] != key for view, key in zip(views, keys, strict=True)):
         raise RuntimeError("a page lies where another one belongs")
     drain.close()
+    bare.close()
     await other.close()
     await storage.aclose()
     return samples
@@ -122,16 +152,18 @@ def _row(on: str, page: int, total: int, samples: dict[str, list[Sample]]) -> di
     best = max(("mget", "pipeline"), key=lambda name: statistics.median(rates[name]))
     over = {
         name: statistics.median(a / b for a, b in zip(rates["storage"], rates[name], strict=True))
-        for name in ("drain", best)
+        for name in ("drain", "bare", best)
     }
     return {
         "on": on,
         "page KiB": page >> 10,
         "drain GB/s": rates["drain"],
+        "bare GB/s": rates["bare"],
         "redis-py GB/s": rates[best],
         "by": best,
         "storage GB/s": rates["storage"],
         "/drain": over["drain"],
+        "/bare": over["bare"],
         "/redis-py": over[best],
         "cpu s/GiB: drain": cpu["drain"],
         "redis-py": cpu[best],
