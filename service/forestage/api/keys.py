@@ -42,6 +42,20 @@ def _cut(packed: bytes, key_bytes: object) -> tuple[bytes, ...]:
 
 
 def _from_list(raw: Sequence[object]) -> tuple[bytes, ...]:
+    try:
+        keys = tuple(map(bytes.fromhex, raw))  # type: ignore[arg-type]  # what is no text raises
+    except (TypeError, ValueError):
+        return _one_by_one(raw)
+    lengths = set(map(len, keys))
+    # fromhex passes over spaces, so a text may only be longer than its key has digits
+    is_exact = sum(map(len, raw)) == 2 * sum(map(len, keys))  # type: ignore[arg-type]
+    if is_exact and (not keys or (min(lengths) >= MIN_KEY_BYTES and max(lengths) <= MAX_KEY_BYTES)):
+        return keys
+    return _one_by_one(raw)
+
+
+def _one_by_one(raw: Sequence[object]) -> tuple[bytes, ...]:
+    """Return the keys of a list that is not all good hex text, or say where it is wrong."""
     keys = []
     for at, item in enumerate(raw):
         if isinstance(item, str):

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 from forestage.core.admission import Admission
 from forestage.core.errors import ConflictError, NotFoundError, StoppingError
 from forestage.core.holdings import (
     drop_behind,
     hold,
+    hold_slots,
     keep,
     owned_bytes,
     release,
@@ -30,10 +32,10 @@ from forestage.core.job import Job, JobState, Lengths, PrefetchRequest, Reason, 
 from forestage.core.layout import ModelLayout
 from forestage.core.leases import Lease, Leases
 from forestage.core.loads import Load
-from forestage.core.model_pool import ModelPool
+from forestage.core.model_pool import Found, ModelPool
 from forestage.core.outcome import outcome_of, shortfall_of
 from forestage.core.plan import Plan
-from forestage.core.prefix import PrefixMap
+from forestage.core.prefix import PrefixMap, needed_pages
 from forestage.core.read_queue import ReadQueue
 from forestage.core.settling import aim, aim_below_cut, has_its_aim
 from forestage.core.tenants import DEFAULT_TENANT, Tenants, TenantShare
@@ -108,7 +110,8 @@ class Engine:
         arrived = now if arrived is None else min(arrived, now)
         deadline = arrived + request.deadline_ms / 1e3 if request.deadline_ms else None
         job = Job(request, pool.layout, digest, Timing(arrived), deadline, self.tenants.number(request.tenant))
-        admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages))
+        found = pool.look_up(job.keys)
+        admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages, found))
         self.jobs[request.request_id] = job
         self.live.add(job)
         if deadline is not None:
@@ -116,7 +119,7 @@ class Engine:
             settle = min(self.settings.settle_s, max(0.0, deadline - now) / 2) if pool.layout.tails else 0.0
             job.timers.append(self._timers.put(deadline - settle, partial(self._on_deadline_near, job)))
         if admitted:
-            self._start(job, now)
+            self._start(job, now, found)
         self._admit(now)
         return job
 
@@ -333,12 +336,14 @@ class Engine:
 
     # ---- the life of a job
 
-    def _survey(self, job: Job, masks: Masks | None = None, *, loading: bool = True) -> PrefixMap:
-        return self.pools[job.layout.name].survey(job.keys, job.request.device_pages, masks, loading)
+    def _survey(
+        self, job: Job, masks: Masks | None = None, *, loading: bool = True, found: Found | None = None
+    ) -> PrefixMap:
+        return self.pools[job.layout.name].survey(job.keys, job.request.device_pages, masks, loading, found)
 
     def _admit(self, now: float) -> None:
         while (job := self.admission.next_job()) is not None:
-            self._start(job, now)
+            self._start(job, now, self.pools[job.layout.name].look_up(job.keys))
         head = self.admission.first_waiting()
         if head is not None and self._granted_since:
             # What was granted since may be what it asks for: then it needs no bytes of its own.
@@ -347,25 +352,25 @@ class Engine:
             if self.admission.lower(head, need):
                 self._admit(now)
 
-    def _start(self, job: Job, now: float) -> None:
+    def _start(self, job: Job, now: float, found: Found) -> None:
         job.enter(JobState.PROBING)
         job.timing.started = now
-        self._hold_host(job)
+        self._hold_host(job, found)
         job.timeline.note(now, Event.ADMITTED, job.host)
-        prefix = self._survey(job)
+        prefix = self._survey(job, found=found)
         if prefix.largest_boundary(job.host, resident=True) == job.requested:
             self._grant(job, prefix, now)  # L3 has nothing to add
         else:
             job.timeline.note(now, Event.PROBE, job.host)
             self.probes.append(job)
 
-    def _hold_host(self, job: Job) -> None:
+    def _hold_host(self, job: Job, found: Found) -> None:
         pool, device_pages = self.pools[job.layout.name], job.request.device_pages
-        job.host = min(pool.index[c].resident_run(job.keys, device_pages) for c in job.layout.every_page)
-        job.stored = job.host
+        job.host = job.stored = pool.host_run(found, device_pages)
         job.contiguous = pool.holdable(job.keys, device_pages, job.host, job.tenant)
         for c in job.layout.every_page:
-            hold(pool, job, c, range(device_pages, job.contiguous))
+            slots = cast("list[int]", found[c][device_pages : job.contiguous])  # within the resident run
+            hold_slots(pool, job, c, range(device_pages, job.contiguous), slots)
 
     def _grant(self, job: Job, prefix: PrefixMap, now: float) -> None:
         """Decide how much is read, and reserve all of it in this one step."""
@@ -384,9 +389,10 @@ class Engine:
             return
         job.enter(JobState.LOADING)
         job.cut_at = plan.granted
+        if job.contiguous > plan.granted:  # so far it holds all of that
+            for c in job.layout.every_page:
+                release(pool, job, c, range(plan.granted, job.contiguous), drop_from=job.requested)
         job.contiguous = min(plan.host, plan.granted)
-        for c in job.layout.every_page:
-            release(pool, job, c, [page for page in job.holds[c] if page >= plan.granted], drop_from=job.requested)
         if plan.keep_usable:
             job.ready = plan.usable
         job.aim = plan.granted
@@ -493,11 +499,13 @@ class Engine:
         for c in job.layout.tails:
             release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
         if not cancelled:
-            prefix = self._snap(job)
+            self._snap(job)
             if job.ready > device_pages:
-                ranges = prefix.ranges(job.ready)
+                ranges = needed_pages(job.layout, device_pages, job.ready)
                 for c, pages in enumerate(ranges):
-                    hold(pool, job, c, pages)
+                    # What every page needs is held without a gap, so counting tells whether all of it is.
+                    if c in job.layout.tails or len(job.holds[c]) < len(pages):
+                        hold(pool, job, c, pages)
                 kept = keep(job, ranges)
         for c in range(len(pool.slots)):
             release(pool, job, c, list(job.holds[c]), drop_from=job.contiguous)
@@ -518,23 +526,25 @@ class Engine:
         self._take_back_timers(job)
         job.timers.append(self._timers.put(now + self.settings.keep_done_s, partial(self._forget_done, job)))
 
-    def _snap(self, job: Job) -> PrefixMap:
+    def _snap(self, job: Job) -> None:
         """Set `ready` to the largest boundary that is whole in the pool now."""
         pool = self.pools[job.layout.name]
+        if job.timing.granted is not None and not job.layout.tails:
+            job.ready = max(min(job.contiguous, job.granted), job.request.device_pages)
+            return
         prefix = self._survey(job, loading=False)
         if job.timing.granted is None:
             # L3 never answered; what is resident is usable all the same.
             plan = pool.plan(prefix, job.tenant)
             job.host = job.stored = plan.host
             job.contiguous = job.restorable = job.granted = job.ready = plan.usable
-            return prefix
+            return
         length = prefix.largest_boundary(min(job.contiguous, job.granted), resident=True)
         while length > job.request.device_pages and any(
             prefix.cost(c, length) > pool.room(c, job.tenant) for c in job.layout.tails
         ):
             length = prefix.largest_boundary(length - 1, resident=True)
         job.ready = length
-        return prefix
 
     def _take_back_timers(self, job: Job) -> None:
         for ticket in job.timers:

@@ -13,6 +13,7 @@ from forestage.core.model_pool import ModelPool
 __all__ = [
     "drop_behind",
     "hold",
+    "hold_slots",
     "holds_window",
     "keep",
     "owned_bytes",
@@ -27,12 +28,20 @@ __all__ = [
 
 def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
     """Hold resident pages that the job does not hold yet."""
-    index, held = pool.index[c], job.holds[c]
-    wanted = {page: index.find(job.keys[page]) for page in pages if page not in held}
+    held, keys = job.holds[c], job.keys
+    wanted = [page for page in pages if page not in held]
+    if wanted:
+        hold_slots(pool, job, c, wanted, pool.index[c].slots_of([keys[page] for page in wanted]))
+
+
+def hold_slots(pool: ModelPool, job: Job, c: int, pages: Sequence[int], slots: Sequence[int]) -> None:
+    """Hold resident pages of which it is known where they are, and that the job does not hold."""
+    index, arrived = pool.index[c], job.arrived_pages[c]
     # A page that this very job brought is not "used" because the job looks at it again.
-    index.mark_used(slot for page, slot in wanted.items() if page not in job.arrived_pages[c])
-    index.hold(wanted.values(), job.tenant)
-    held.update(wanted)
+    both = zip(pages, slots, strict=True)
+    index.mark_used([slot for page, slot in both if page not in arrived] if arrived else slots)
+    index.hold(slots, job.tenant)
+    job.holds[c].update(zip(pages, slots, strict=True))
 
 
 def want(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
@@ -104,7 +113,7 @@ def drop_behind(pool: ModelPool, job: Job, c: int, cut: int) -> None:
 
 def keep(job: Job, ranges: Sequence[range]) -> tuple[tuple[int, ...], ...]:
     """Take holds out of the job, for a lease that takes them over; `ranges[c]` are pages that it holds."""
-    return tuple(tuple(job.holds[c].pop(page) for page in pages) for c, pages in enumerate(ranges))
+    return tuple(tuple(map(job.holds[c].pop, pages)) for c, pages in enumerate(ranges))
 
 
 def owned_bytes(job: Job) -> int:

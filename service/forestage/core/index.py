@@ -62,21 +62,21 @@ class PageIndex:
         """Say whether exactly one holder keeps this slot."""
         return self._holds[slot] == 1
 
-    def resident_run(self, keys: Sequence[bytes], first: int) -> int:
-        """Return how far the prefix is resident without a gap from page `first` on, as a length in pages."""
-        slot_of = self._slot_of
-        for page in range(first, len(keys)):
-            if keys[page] not in slot_of:
-                return page
-        return len(keys)
+    def look_up(self, keys: Iterable[bytes]) -> list[int | None]:
+        """Return the slot of each page, None where it is not resident."""
+        return list(map(self._slot_of.get, keys))
 
-    def mark_resident(self, keys: Sequence[bytes], first: int, status: bytearray, idle: int, held: int) -> None:
-        """Write `idle` or `held` into `status` for each page from `first` on that is resident."""
-        slot_of, holds = self._slot_of, self._holds
-        if not slot_of:
-            return
-        for page in range(first, len(keys)):
-            slot = slot_of.get(keys[page])
+    def slots_of(self, keys: Iterable[bytes]) -> list[int]:
+        """Return the slots of resident pages. Raises KeyError when one is not resident."""
+        return list(map(self._slot_of.__getitem__, keys))
+
+    def mark_resident(self, slots: Sequence[int | None], first: int, status: bytearray, idle: int, held: int) -> None:
+        """Write `idle` or `held` into `status` for each page from `first` on that has a slot."""
+        holds, here = self._holds, slots[first:]
+        run = here.index(None) if None in here else len(here)
+        is_held = bytes(map(bool, map(holds.__getitem__, here[:run])))  # type: ignore[arg-type]  # before the first None
+        status[first : first + run] = is_held.translate(bytes([idle, held]).ljust(256))
+        for page, slot in enumerate(here[run:], first + run):
             if slot is not None:
                 status[page] = held if holds[slot] else idle
 

@@ -4,11 +4,12 @@ Law (CONTRACT section 2): device_pages <= host <= stored <= requested, ready <= 
 once done requested - ready is exactly the sum of the shortfall.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from forestage.core.layout import ModelLayout
 from forestage.core.timeline import Event, Timeline
@@ -90,10 +91,8 @@ class PrefetchRequest:
             self.lease_ms,
             self.tenant,
         )
-        digest = hashlib.blake2b(repr(small).encode(), digest_size=16)
-        digest.update(bytes(map(len, self.keys)))
-        digest.update(b"".join(self.keys))
-        return digest.digest()
+        parts = (repr(small).encode(), bytes(map(len, self.keys)), *self.keys)
+        return xxhash.xxh3_128_digest(b"".join(parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Leases:
             return lengths, None
         slots = []
         for index, pages in zip(pool.index, prefix.ranges(length), strict=True):
-            slots.append(tuple(index.find(keys[page]) for page in pages))
+            slots.append(tuple(index.slots_of(keys[pages.start : pages.stop])))
             index.hold(slots[-1], tenant)
         lease = self.take_over(model, device_pages, length, tuple(slots), lease_s, now, tenant)
         self._mark_used(lease)

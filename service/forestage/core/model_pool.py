@@ -17,7 +17,10 @@ from forestage.core.shared_index import SharedIndex
 from forestage.core.slots import SlotEvents, Slots, SlotState
 from forestage.core.tenants import TenantShare
 
-__all__ = ["ModelPool"]
+__all__ = ["Found", "ModelPool"]
+
+#: By component: the slot of each page of a prefix, None where it is not resident.
+Found = Sequence[list[int | None]]
 
 # Plain numbers: these are written once a page.
 _LOADING, _IDLE, _HELD = int(PageStatus.LOADING), int(PageStatus.IDLE), int(PageStatus.HELD)
@@ -94,13 +97,35 @@ class ModelPool:
         dirty = len(self._dirty[component].intersection(slots)) if self._dirty[component] else 0
         return free, resident - held, held - dirty, reserved + filling, dirty
 
+    def look_up(self, keys: Sequence[bytes]) -> Found:
+        """Return where each page is, by component: its slot, None where it is not resident.
+
+        Valid until anything becomes resident or is evicted. Looking at thousands of keys takes longer than anything
+        that is done with the answer, so a step that needs it more than once passes it on.
+        """
+        return [index.look_up(keys) for index in self.index]
+
+    def host_run(self, found: Found, device_pages: int) -> int:
+        """Return how far a prefix is resident without a gap, all components that every page needs, as a length."""
+        runs = []
+        for c in self.layout.every_page:
+            slots = found[c]
+            runs.append(slots.index(None, device_pages) if None in slots[device_pages:] else len(slots))
+        return min(runs)
+
     def survey(
-        self, keys: Sequence[bytes], device_pages: int, masks: Sequence[bytes | bytearray] | None, loading: bool = True
+        self,
+        keys: Sequence[bytes],
+        device_pages: int,
+        masks: Sequence[bytes | bytearray] | None,
+        loading: bool = True,
+        found: Found | None = None,
     ) -> PrefixMap:
         """Say what every page of a prefix is now; `masks[c][i]` is 1 where L3 has it, None when it was not asked.
 
-        With `loading` false, pages that are only on their way count as not there.
+        With `loading` false, pages that are only on their way count as not there. `found` is what `look_up` says.
         """
+        found = self.look_up(keys) if found is None else found
         status = []
         for c, index in enumerate(self.index):
             # STORED and ABSENT are 1 and 0, so the mask is the starting point
@@ -111,7 +136,7 @@ class ModelPool:
                 for page in range(device_pages, len(keys)):
                     if keys[page] in loads:
                         of_component[page] = _LOADING
-            index.mark_resident(keys, device_pages, of_component, _IDLE, _HELD)
+            index.mark_resident(found[c], device_pages, of_component, _IDLE, _HELD)
             status.append(of_component)
         return PrefixMap(self.layout, device_pages, status)
 
@@ -123,13 +148,15 @@ class ModelPool:
         """Say whether the tail windows of `length` and of `kept` beside it fit into the room there is now."""
         return all(prefix.joint_cost(c, length, kept) <= self.room(c, tenant) for c in self.layout.tails)
 
-    def missing_bytes(self, keys: Sequence[bytes], device_pages: int) -> int:
+    def missing_bytes(self, keys: Sequence[bytes], device_pages: int, found: Found | None = None) -> int:
         """Return the most that a prefetch of this prefix could have to reserve, in bytes of slots."""
+        found = self.look_up(keys) if found is None else found
         total = 0
         for c, component in enumerate(self.layout.components):
             first = max(device_pages, len(keys) - component.window) if component.is_tail else device_pages
-            index, loads = self.index[c], self.loads[c]
-            missing = sum(index.find(key) < 0 and key not in loads for key in keys[first:])
+            missing, loads = found[c][first:].count(None), self.loads[c]
+            if missing and loads:  # no page is both resident and on its way
+                missing -= sum(map(loads.__contains__, keys[first:]))
             total += min(missing, self.slots[c].capacity) * component.slot_bytes
         return total
 

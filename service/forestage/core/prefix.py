@@ -10,7 +10,7 @@ from itertools import accumulate, compress
 
 from forestage.core.layout import ModelLayout
 
-__all__ = ["PageStatus", "PrefixMap"]
+__all__ = ["PageStatus", "PrefixMap", "needed_pages"]
 
 
 class PageStatus(IntEnum):
@@ -31,6 +31,14 @@ _COST = bytes([0, 1, 0, 1] + [0] * 252)
 
 def _sums(status: bytearray, table: bytes) -> list[int]:
     return list(accumulate(status.translate(table), initial=0))
+
+
+def needed_pages(layout: ModelLayout, device_pages: int, length: int) -> list[range]:
+    """Return the pages of each component that a prefix of `length` needs in the pool."""
+    return [
+        range(max(device_pages, length - component.window) if component.is_tail else device_pages, length)
+        for component in layout.components
+    ]
 
 
 class PrefixMap:
@@ -56,10 +64,7 @@ class PrefixMap:
 
     def ranges(self, length: int) -> list[range]:
         """Pages of each component that a prefix of `length` needs in the pool."""
-        return [
-            self.window(c, length) if component.is_tail else range(self.device_pages, length)
-            for c, component in enumerate(self.layout.components)
-        ]
+        return needed_pages(self.layout, self.device_pages, length)
 
     def resident_pages(self, component_index: int, pages: range) -> list[int]:
         """Return which of `pages` are resident."""

@@ -21,7 +21,10 @@ def aim(pool: ModelPool, job: Job, prefix: PrefixMap, target: int) -> None:
     for c in job.layout.tails:
         hold(pool, job, c, prefix.window(c, job.ready))
     for c, pages in enumerate(ranges):
-        hold(pool, job, c, prefix.resident_pages(c, pages))
+        resident = prefix.resident_pages(c, pages)
+        # Of what every page needs nothing is held from the target on.
+        if c in job.layout.tails or len(resident) > len(job.holds[c]):
+            hold(pool, job, c, resident)
     for c, pages in enumerate(ranges):
         pending = job.pending[c]
         want(pool, job, c, [page for page in prefix.missing_pages(c, pages) if page not in pending])

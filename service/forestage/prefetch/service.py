@@ -250,7 +250,7 @@ class PrefetchService:
         L3 is asked first; while it cannot be asked, nothing counts as stored. Raises NotFoundError, StoppingError.
         """
         pool = self.engine.pool(model)
-        first_page = min(pool.index[c].resident_run(keys, 0) for c in pool.layout.every_page)
+        first_page = pool.host_run(pool.look_up(keys), 0)
         missing = (page for c, pages in tails.items() for page in pages if pool.index[c].find(keys[page]) < 0)
         first_tail = min(missing, default=len(keys))
         masks = None
