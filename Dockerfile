@@ -16,11 +16,12 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY service ./service
 COPY client ./client
-# Without pip inside: what runs in the cluster installs nothing. The byte code is compiled here, since the root file
-# system is read-only there.
+# With tracing: 12 MB that do nothing until OTEL_EXPORTER_OTLP_ENDPOINT is set, instead of another image for the day on
+# which something has to be traced. Without pip inside: what runs in the cluster installs nothing. The byte code is
+# compiled here, since the root file system is read-only there.
 # hadolint ignore=SC2086
 RUN python3 -m venv --without-pip /opt/forestage \
-    && python3 -m pip --python /opt/forestage/bin/python3 install ${TORCH_INDEX} -c constraints.txt ".[${EXTRA}]"
+    && python3 -m pip --python /opt/forestage/bin/python3 install ${TORCH_INDEX} -c constraints.txt ".[${EXTRA},otel]"
 
 FROM ${BASE}
 # A name for the number: some libraries ask who they run as. Clusters need the number itself (runAsNonRoot).

@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules engines-sglang engines-vllm
+.PHONY: help demo demo-redis serve test check check-page bench image check-deploy rules api-reference engines-sglang engines-vllm
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -30,6 +30,7 @@ help:
 	@echo 'make image   build the image as $(IMAGE), with docker, podman or buildah'
 	@echo 'make check-deploy   manifests, alerts and dashboard; then build the image and run it (root, buildah)'
 	@echo 'make rules   write the PrometheusRule anew from deploy/components/monitoring/rules.yaml'
+	@echo 'make api-reference   write docs/api-reference.md anew from the routes'
 	@echo 'make engines-vllm   fetch the vLLM version that make test then runs the tier in'
 	@echo
 	@echo 'PYTHON=python3.12 chooses the Python that .venv is made with.'
@@ -114,3 +115,6 @@ check-deploy: $(DEV_READY)
 
 rules:
 	@scripts/make-prometheusrule
+
+api-reference: $(SERVE_READY)
+	@$(BIN)/python scripts/api_reference.py

@@ -1,11 +1,13 @@
 """The FastAPI application."""
 
 from collections.abc import Mapping
+from functools import cache, partial
 
 from fastapi import FastAPI
 
 from forestage.api.auth import BearerToken
 from forestage.api.context import Context
+from forestage.api.document import describe_app
 from forestage.api.events import build_events
 from forestage.api.hashing import build_hash
 from forestage.api.hints import build_hints
@@ -42,6 +44,7 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     app.include_router(build_hints(context))
     app.include_router(build_events(context))
     app.include_router(build_status(context))
+    app.openapi = cache(partial(describe_app, app))  # type: ignore[method-assign]
     page = Page.load() if context.config.server.page else None
     if page is not None:
         app.include_router(build_page(page))

@@ -11,9 +11,9 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forestage.api.bodies import TenantBody, WriteBody
 from forestage.api.page import Page, wants_page
 from forestage.api.problems import problem
-from forestage.api.schemas import TenantBody, WriteBody
 from forestage.core.errors import ForbiddenError
 
 __all__ = ["OPEN_ROUTES", "BearerToken", "bound_tenant", "tenant_of"]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from forestage.api.auth import bound_tenant
 from forestage.api.context import Context
-from forestage.api.schemas import Problem, problem_answers
+from forestage.api.problem_types import problem_answers
 from forestage.api.waiting import client_left
 from forestage.core.errors import ForbiddenError
 from forestage.core.residency import Place
@@ -33,14 +33,17 @@ LastEventId = Annotated[str | None, Header(max_length=256, description="go on be
 
 def build_events(context: Context) -> APIRouter:
     """Build `/v1/events` over a running service."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
     service, place = context.service, f"{context.pool.instance}.{context.pool.generation}."
 
     @router.get(
         "/events",
         summary="Follow what becomes resident and what leaves the pool",
         response_class=Response,
-        responses={200: {"content": {_MEDIA: {"schema": {"type": "string"}}}}, **problem_answers(403, 404, 422, 429)},
+        responses={
+            200: {"content": {_MEDIA: {"schema": {"type": "string"}}}},
+            **problem_answers("service-token-needed", "unknown-model", "invalid-request", "too-many-listeners"),
+        },
     )
     async def get_events(request: Request, model: Model = None, last_event_id: LastEventId = None) -> Response:
         if bound_tenant(request) is not None:

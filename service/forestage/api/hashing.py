@@ -2,10 +2,13 @@
 
 from fastapi import APIRouter, Request, Response
 
+from forestage.api.answers import HashAnswer
+from forestage.api.bodies import HashBody, check, request_schema
 from forestage.api.codec import answer, read_body
 from forestage.api.context import Context
+from forestage.api.problem_types import problem_answers
 from forestage.api.prompts import scheme_of, shown_keys, take_keys
-from forestage.api.schemas import HashAnswer, HashBody, Problem, check, problem_answers, request_schema
+from forestage.api.reading import BODY_PROBLEMS
 from forestage.core.errors import BadRequestError
 
 __all__ = ["build_hash"]
@@ -13,13 +16,13 @@ __all__ = ["build_hash"]
 
 def build_hash(context: Context) -> APIRouter:
     """Build `/v1/hash` over a running service."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
 
     @router.post(
         "/hash",
         summary="Say the page keys of a prompt",
         response_model=HashAnswer,
-        responses=problem_answers(400, 404, 413, 415, 422, 503),
+        responses=problem_answers(*BODY_PROBLEMS, "unknown-model", "no-hash-scheme", "stopping"),
         openapi_extra=request_schema(HashBody),
     )
     async def show_keys(request: Request) -> Response:

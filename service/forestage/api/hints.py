@@ -13,25 +13,24 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from forestage.api.answers import HintsAnswer
 from forestage.api.auth import bound_tenant, tenant_of
-from forestage.api.codec import answer, read_body
-from forestage.api.context import Context
-from forestage.api.prompts import asked_keys, take_keys
-from forestage.api.reading import BODY_PROBLEMS
-from forestage.api.schemas import (
+from forestage.api.bodies import (
     MAX_WAIT_MS,
     HintBody,
-    HintsAnswer,
     HintsBody,
     PinBody,
     PrefetchHint,
-    Problem,
     ReleaseHint,
     TenantBody,
     check,
-    problem_answers,
     request_schema,
 )
+from forestage.api.codec import answer, read_body
+from forestage.api.context import Context
+from forestage.api.problem_types import problem_answers
+from forestage.api.prompts import asked_keys, take_keys
+from forestage.api.reading import BODY_PROBLEMS
 from forestage.api.waiting import wait_for_jobs
 from forestage.core.errors import BadRequestError, ForestageError, StoppingError, TooLargeError
 from forestage.core.hint_memory import HintMemory
@@ -68,7 +67,7 @@ _Step = Callable[[], _Done]
 
 def build_hints(context: Context) -> APIRouter:
     """Build `/v1/hints` over a running service."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
     config, service = context.config, context.service
     memory: HintMemory[_Done] = HintMemory(config.prefetch.keep_done_ms / 1e3)
 
@@ -77,7 +76,7 @@ def build_hints(context: Context) -> APIRouter:
         summary="Take an envelope of hints: prefetch, pin or retain, release, demote",
         response_model=HintsAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*BODY_PROBLEMS, 409, 503),
+        responses=problem_answers(*BODY_PROBLEMS, "message-id-conflict", "stopping"),
         openapi_extra=request_schema(HintsBody),
     )
     async def take_hints(request: Request, wait_ms: WaitMs = 0) -> Response:

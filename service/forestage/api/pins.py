@@ -2,29 +2,22 @@
 
 from fastapi import APIRouter, Request, Response
 
+from forestage.api.answers import EvictedAnswer, PinnedAnswer
 from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.bodies import PinBody, TenantBody, check, request_schema
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_pin
+from forestage.api.problem_types import problem_answers
 from forestage.api.prompts import asked_keys
-from forestage.api.reading import BODY_PROBLEMS, read_prefix
-from forestage.api.schemas import (
-    EvictedAnswer,
-    PinBody,
-    PinnedAnswer,
-    Problem,
-    TenantBody,
-    check,
-    problem_answers,
-    request_schema,
-)
+from forestage.api.reading import PREFIX_PROBLEMS, read_prefix
 
 __all__ = ["build_pins"]
 
 
 def build_pins(context: Context) -> APIRouter:
     """Build the routes over a running service."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
     config, service = context.config, context.service
 
     @router.post(
@@ -33,8 +26,7 @@ def build_pins(context: Context) -> APIRouter:
         status_code=201,
         response_model=PinnedAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*BODY_PROBLEMS, 503)
-        | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
+        responses=problem_answers(*PREFIX_PROBLEMS) | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
         openapi_extra=request_schema(PinBody),
     )
     async def pin_prefix(request: Request) -> Response:
@@ -56,7 +48,7 @@ def build_pins(context: Context) -> APIRouter:
         "/evict",
         summary="Let the resident pages of a prefix be evicted first",
         response_model=EvictedAnswer,
-        responses=problem_answers(*BODY_PROBLEMS, 503),
+        responses=problem_answers(*PREFIX_PROBLEMS),
         openapi_extra=request_schema(TenantBody),
     )
     async def evict(request: Request) -> Response:

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 
+from forestage.api.answers import Health
 from forestage.api.codec import answer
 from forestage.api.context import Context
+from forestage.api.problem_types import problem_answers
 from forestage.api.problems import problem
-from forestage.api.schemas import Health, Problem
 
 __all__ = ["build_probes"]
 
@@ -22,7 +23,7 @@ def build_probes(context: Context) -> APIRouter:
         "/readyz",
         summary="Say whether prefetches are taken",
         response_model=Health,
-        responses={503: {"model": Problem, "description": "stopping, or the pool file is gone"}},
+        responses=problem_answers("stopping", "pool-unlinked"),
     )
     async def readyz(request: Request) -> Response:
         if context.stopping:

@@ -11,11 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from forestage.api.problem_types import PROBLEM_MEDIA
 from forestage.core.errors import ForestageError
 
-__all__ = ["PROBLEM_TYPE", "install", "problem"]
+__all__ = ["install", "problem"]
 
-PROBLEM_TYPE = "application/problem+json"
 log = logging.getLogger("forestage.api")
 
 _SLUGS = {404: "not-found", 405: "method-not-allowed", 401: "unauthorized"}
@@ -26,7 +26,7 @@ def problem(
 ) -> Response:
     """Build a problem answer; `more` are extension members."""
     body = {"type": slug, "title": HTTPStatus(status).phrase, "status": status, "detail": detail, **more}
-    return Response(json.dumps(body), status, headers, PROBLEM_TYPE)
+    return Response(json.dumps(body), status, headers, PROBLEM_MEDIA)
 
 
 async def _of_forestage(_: Request, error: Exception) -> Response:

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import Request
 
+from forestage.api.bodies import HashedBody, PrefixBody, check
 from forestage.api.codec import MSGPACK
 from forestage.api.context import Context
 from forestage.api.keys import parse_keys
-from forestage.api.schemas import HashedBody, PrefixBody, check
 from forestage.core.errors import BadRequestError, TooLargeError
 from forestage_client.hashing import HashScheme, LoraAdapter, MmItem, Prompt
 

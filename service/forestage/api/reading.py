@@ -10,9 +10,12 @@ from forestage.api.keys import parse_keys
 from forestage.api.prompts import take_keys
 from forestage.config import Config
 
-__all__ = ["BODY_PROBLEMS", "read_keys", "read_prefix"]
+__all__ = ["BODY_PROBLEMS", "KEYS_PROBLEMS", "PREFIX_PROBLEMS", "read_keys", "read_prefix"]
 
-BODY_PROBLEMS = (400, 403, 404, 413, 415, 422)
+#: Of every route that takes a body, of those that name keys, and of those that take token ids in place of keys.
+BODY_PROBLEMS = ("unparsable", "too-large", "unsupported-media-type", "invalid-request")
+KEYS_PROBLEMS = (*BODY_PROBLEMS, "other-tenant", "unknown-model", "duplicate-key", "stopping")
+PREFIX_PROBLEMS = (*KEYS_PROBLEMS, "no-hash-scheme")
 
 
 async def read_keys(request: Request, config: Config) -> tuple[dict[str, Any], tuple[bytes, ...]]:

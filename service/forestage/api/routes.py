@@ -6,30 +6,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from forestage.api.auth import bound_tenant, tenant_of
-from forestage.api.codec import answer, read_body
-from forestage.api.context import Context
-from forestage.api.describe import describe_job, describe_lease, describe_lookup, describe_model, describe_regions
-from forestage.api.prompts import asked_keys
-from forestage.api.reading import BODY_PROBLEMS, read_prefix
-from forestage.api.schemas import (
-    MAX_WAIT_MS,
+from forestage.api.answers import (
     InfoAnswer,
-    LeaseBody,
     LeasedAnswer,
     LookupAnswer,
     ModelsAnswer,
     PoolAnswer,
     PrefetchAnswer,
-    PrefetchBody,
-    Problem,
     RenewAnswer,
-    RenewBody,
-    TenantBody,
-    check,
-    problem_answers,
-    request_schema,
 )
+from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.bodies import MAX_WAIT_MS, LeaseBody, PrefetchBody, RenewBody, TenantBody, check, request_schema
+from forestage.api.codec import answer, read_body
+from forestage.api.context import Context
+from forestage.api.describe import describe_job, describe_lease, describe_lookup, describe_model, describe_regions
+from forestage.api.problem_types import problem_answers
+from forestage.api.prompts import asked_keys
+from forestage.api.reading import BODY_PROBLEMS, PREFIX_PROBLEMS, read_prefix
 from forestage.api.waiting import wait_for_job
 from forestage.core.job import Job, PrefetchRequest
 from forestage.core.trace_context import checked_traceparent
@@ -41,7 +34,7 @@ WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many mi
 
 def build_router(context: Context) -> APIRouter:
     """Build the routes over a running service."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
     config, service = context.config, context.service
 
     def describe(job: Job) -> dict[str, Any]:
@@ -52,7 +45,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch",
         summary="Bring a prefix into the host pool",
         response_model=PrefetchAnswer,
-        responses=problem_answers(*BODY_PROBLEMS, 409, 429, 503)
+        responses=problem_answers(*PREFIX_PROBLEMS, "request-id-conflict", "queue-full")
         | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
         openapi_extra=request_schema(PrefetchBody),
     )
@@ -81,7 +74,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch/{request_id}",
         summary="Say how a prefetch stands, at once or when it is done",
         response_model=PrefetchAnswer,
-        responses=problem_answers(404, 422),
+        responses=problem_answers("unknown-job", "invalid-request"),
     )
     async def get_prefetch(request: Request, request_id: str, wait_ms: WaitMs = 0) -> Response:
         job = service.find(request_id, bound_tenant(request))
@@ -92,7 +85,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch/{request_id}/finish",
         summary="Stop a prefetch now and keep what is ready",
         response_model=PrefetchAnswer,
-        responses=problem_answers(404, 503),
+        responses=problem_answers("unknown-job", "stopping"),
     )
     async def finish_prefetch(request: Request, request_id: str) -> Response:
         job = service.find(request_id, bound_tenant(request))
@@ -111,7 +104,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Say what a prefetch would find and be granted",
         response_model=LookupAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*BODY_PROBLEMS, 503),
+        responses=problem_answers(*PREFIX_PROBLEMS),
         openapi_extra=request_schema(TenantBody),
     )
     async def lookup(request: Request) -> Response:
@@ -126,7 +119,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Lease what is resident of a prefix",
         response_model=LeasedAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*BODY_PROBLEMS, 503),
+        responses=problem_answers(*PREFIX_PROBLEMS),
         openapi_extra=request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:
@@ -144,7 +137,7 @@ def build_router(context: Context) -> APIRouter:
         "/leases/{lease_id}/renew",
         summary="Let a lease live on",
         response_model=RenewAnswer,
-        responses=problem_answers(400, 410, 413, 415, 422),
+        responses=problem_answers(*BODY_PROBLEMS, "lease-gone"),
         openapi_extra=request_schema(RenewBody),
     )
     async def renew_lease(request: Request, lease_id: str) -> Response:

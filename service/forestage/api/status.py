@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from forestage.api.auth import bound_tenant
 from forestage.api.codec import answer
 from forestage.api.context import Context
-from forestage.api.schemas import Problem, problem_answers
+from forestage.api.problem_types import problem_answers
 from forestage.api.status_schemas import StatusAnswer, TimelineAnswer
 from forestage.core.job import Job
 from forestage.core.trace_context import trace_id_of
@@ -19,7 +19,7 @@ __all__ = ["build_status"]
 
 def build_status(context: Context) -> APIRouter:
     """Build `/v1/status` and `/v1/prefetch/{request_id}/timeline`."""
-    router = APIRouter(prefix="/v1", responses={401: {"model": Problem, "description": "no valid bearer token"}})
+    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
     service, history = context.service, context.history
     status = Status(service.engine, history)
 
@@ -45,7 +45,7 @@ def build_status(context: Context) -> APIRouter:
         summary="Say what happened when to a prefetch",
         response_model=TimelineAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(404),
+        responses=problem_answers("unknown-job"),
     )
     async def get_timeline(request: Request, request_id: str) -> Response:
         return answer(request, _describe_timeline(service.find(request_id, bound_tenant(request))))

@@ -5,21 +5,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from forestage.api.answers import WriteAnswer, WriteCounts
 from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.bodies import MAX_WAIT_MS, WriteBody, check, request_schema
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.describe import describe_progress, describe_write
-from forestage.api.reading import BODY_PROBLEMS, read_keys
-from forestage.api.schemas import (
-    MAX_WAIT_MS,
-    Problem,
-    WriteAnswer,
-    WriteBody,
-    WriteCounts,
-    check,
-    problem_answers,
-    request_schema,
-)
+from forestage.api.problem_types import problem_answers
+from forestage.api.reading import KEYS_PROBLEMS, read_keys
 from forestage.api.waiting import wait_for_write
 from forestage.core.errors import BadRequestError
 from forestage.core.layout import ModelLayout
@@ -32,8 +25,7 @@ WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many mi
 
 def build_writes(context: Context) -> APIRouter:
     """Build `/v1/writes` over a running service."""
-    unauthorized = {"model": Problem, "description": "no valid bearer token"}
-    router = APIRouter(prefix="/v1/writes", responses={401: unauthorized})
+    router = APIRouter(prefix="/v1/writes", responses=problem_answers("unauthorized"))
     config, service = context.config, context.service
 
     @router.post(
@@ -41,7 +33,7 @@ def build_writes(context: Context) -> APIRouter:
         summary="Reserve slots for pages that the caller will put there",
         status_code=201,
         response_model=WriteAnswer,
-        responses=problem_answers(*BODY_PROBLEMS, 503),
+        responses=problem_answers(*KEYS_PROBLEMS),
         openapi_extra=request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:
@@ -56,7 +48,7 @@ def build_writes(context: Context) -> APIRouter:
         "/{write_id}/commit",
         summary="Publish the pages of a write: resident now, in L3 behind",
         response_model=WriteCounts,
-        responses=problem_answers(404, 410),
+        responses=problem_answers("unknown-write", "write-gone"),
     )
     async def commit_write(request: Request, write_id: str) -> Response:
         write = service.find_write(write_id, bound_tenant(request))
@@ -66,7 +58,7 @@ def build_writes(context: Context) -> APIRouter:
         "/{write_id}",
         summary="Say what of a write is in L3, at once or when all of it is",
         response_model=WriteCounts,
-        responses=problem_answers(404, 410, 422),
+        responses=problem_answers("unknown-write", "write-gone", "invalid-request"),
     )
     async def get_write(request: Request, write_id: str, wait_ms: WaitMs = 0) -> Response:
         write = service.find_write(write_id, bound_tenant(request))
