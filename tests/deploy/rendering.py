@@ -11,7 +11,7 @@ import yaml
 
 from deploy.places import DEPLOY, tool
 
-__all__ = ["VARIANTS", "Document", "Manifests", "render_variant"]
+__all__ = ["VARIANTS", "Document", "Manifests", "engine_options", "options_of", "render_variant"]
 
 Document: TypeAlias = dict[str, Any]
 
@@ -92,6 +92,21 @@ class Manifests:
         name = self.volume("forestage-config")["configMap"]["name"]
         (found,) = (d for d in self.of_kind("ConfigMap") if d["metadata"]["name"] == name)
         return str(found["data"]["forestage.toml"])
+
+
+def options_of(words: list[str]) -> dict[str, str]:
+    """Return the options of a command line by name, whether a value stands behind `=` or is the next word."""
+    options = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value if "=" in word or following.startswith("--") else following
+    return options
+
+
+def engine_options(engine: Document) -> dict[str, str]:
+    """Return the options that a container's engine is started with."""
+    return options_of([*engine.get("command", ()), *engine.get("args", ())])
 
 
 def _edit(path: Path, *changes: tuple[str, str]) -> None:

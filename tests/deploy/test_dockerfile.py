@@ -48,7 +48,8 @@ def test_what_is_copied_reaches_the_builder() -> None:
 
 def test_manifests_name_this_version() -> None:
     for overlay in ("sglang", "vllm"):
-        (image,) = yaml.safe_load((DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text())["images"]
+        images = yaml.safe_load((DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text())["images"]
+        (image,) = (image for image in images if image["name"] == "forestage")
         assert image == {"name": "forestage", "newName": "forestage", "newTag": __version__}
     pod = yaml.safe_load((DEPLOY / "components" / "sidecar" / "pod.yaml").read_text())
     (sidecar,) = pod["spec"]["template"]["spec"]["initContainers"]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from deploy.places import DEPLOY
-from deploy.rendering import Manifests, render_variant
+from deploy.rendering import Manifests, engine_options, render_variant
 from forestage.cli.main import main
 from forestage.config import Config, load
 from forestage.config.quantities import parse_bytes
@@ -50,9 +50,10 @@ def test_the_service_takes_them(manifests: Manifests, tmp_path: Path) -> None:
     assert str(PurePosixPath(config.server.uds).parent) in mounts
     in_huge_pages = manifests.volume("forestage-pool")["emptyDir"]["medium"] != "Memory"
     assert (config.pool.hugepages == "on") == in_huge_pages
-    if config.storage.kind == "hicache-file":
-        assert mounts[config.storage.hicache_file.root]["readOnly"] is True
-        assert config.storage.hicache_file.root in manifests.mounts(manifests.engine)
+    if manifests.of_kind("PersistentVolumeClaim"):  # the only one that writes to L3 is the sidecar
+        assert config.storage.kind == "file"
+        assert config.storage.file.root not in manifests.mounts(manifests.engine)
+        assert "readOnly" not in mounts[config.storage.file.root]
 
 
 def test_the_command_is_one(manifests: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +76,7 @@ def test_the_command_is_one(manifests: Manifests, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("name", "option"), [("sglang", "--page-size"), ("vllm", "--block-size")])
 def test_the_engine_cuts_pages_alike(name: str, option: str, scratch: Path, tmp_path: Path) -> None:
     manifests = render_variant(name, scratch)
-    words = manifests.engine.get("command", []) + manifests.engine.get("args", [])
-    options = dict(word.split("=", 1) for word in words if "=" in word)
+    options = engine_options(manifests.engine)
     (model,) = _load(manifests, tmp_path).layouts()
     assert model.page_tokens % int(options[option]) == 0
     assert options["--served-model-name"] == model.name
@@ -86,8 +86,6 @@ def test_the_engine_cuts_pages_alike(name: str, option: str, scratch: Path, tmp_
     if name == "sglang":
         assert options["--page-size"] == str(model.page_tokens)
         assert options["--hicache-mem-layout"] == model.layout
-        root = next(v["value"] for v in manifests.engine["env"] if v["name"].endswith("FILE_BACKEND_STORAGE_DIR"))
-        assert root == _load(manifests, tmp_path).storage.hicache_file.root
 
 
 def test_redis_comes_from_the_secret(scratch: Path, tmp_path: Path) -> None:
