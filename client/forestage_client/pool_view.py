@@ -37,11 +37,12 @@ from forestage_client._pool_format import (
     pin_chunks,
     read_head,
 )
+from forestage_client._slot_stamps import SlotStamps, still_held, take_stamps
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PoolFormatError", "PoolView", "RegionInfo", "SlotEntry", "SlotStamp", "Stale"]
+__all__ = ["PoolFormatError", "PoolView", "RegionInfo", "SlotEntry", "SlotStamp", "SlotStamps", "Stale"]
 
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
@@ -59,6 +60,8 @@ _fence_lock = threading.Lock()
 
 
 def _fence() -> None:
+    if _LOADS_IN_ORDER:
+        return
     with _fence_lock:
         pass
     with _fence_lock:
@@ -239,11 +242,23 @@ class PoolView:
 
     def check(self, stamp: SlotStamp) -> None:
         """Confirm that the slot has held the stamped page from `stamp` until now. Raises Stale when it has not."""
-        if not _LOADS_IN_ORDER:
-            _fence()
+        _fence()
         at = stamp.region.table_offset + stamp.slot * ENTRY_BYTES
         if GENERATION.unpack_from(self._memory, at)[0] != stamp.generation:
             raise Stale(f"slot {stamp.slot} was reused while page {stamp.key.hex()} was read")
+
+    def stamp_all(self, model: str, component: str, slots: Sequence[int], keys: Sequence[bytes | str]) -> SlotStamps:
+        """Take note which of `slots` hold the page of `keys` at the same place now; for many, a tenth of the cost.
+
+        A slot that does not is noted as such, and `held` says so; nothing is raised for it.
+        """
+        region = self._region(model, component)
+        wanted = [bytes.fromhex(key) if isinstance(key, str) else key for key in keys]
+        return take_stamps(self._memory, region, slots, wanted, _fence)
+
+    def held(self, stamps: SlotStamps) -> list[bool]:
+        """Say of each slot whether it has held its page from `stamp_all` until now: then its bytes were that page's."""
+        return still_held(self._memory, stamps, _fence)
 
     def view(self, model: str, component: str, slot: int) -> memoryview:
         """Return the slot's bytes without a copy, from the first shard's first byte to the last shard's last.
@@ -283,8 +298,7 @@ class PoolView:
         region = self._region(model, component)
         for slot in range(region.slots):
             generation, state, key_len, _, key = self._entry(region, slot)
-            if not _LOADS_IN_ORDER:
-                _fence()
+            _fence()
             at = region.table_offset + slot * ENTRY_BYTES
             if generation & 1 or GENERATION.unpack_from(self._memory, at)[0] != generation:
                 yield SlotEntry(slot, "filling", b"", generation)
@@ -354,11 +368,9 @@ class PoolView:
             raise ValueError("the pool view is closed")
         # Against the order in which they are written.
         (again,) = GENERATION.unpack_from(self._memory, START_OFFSET + START.size - GENERATION.size)
-        if not _LOADS_IN_ORDER:
-            _fence()
+        _fence()
         _, instance, _ = START.unpack_from(self._memory, START_OFFSET)
-        if not _LOADS_IN_ORDER:
-            _fence()
+        _fence()
         (generation,) = GENERATION.unpack_from(self._memory, START_OFFSET)
         return (instance.hex(), generation) if generation == again else None
 
@@ -386,10 +398,10 @@ class PoolView:
     def _entry(self, region: RegionInfo, slot: int) -> tuple[int, int, int, int, bytes]:
         self._start(region, slot)
         at = region.table_offset + slot * ENTRY_BYTES
-        # The generation first, as the format lists it: what follows is trusted only if it is still the same later.
-        generation, state, key_len, _, _, length, _, key = ENTRY.unpack_from(self._memory, at)
-        if not _LOADS_IN_ORDER:
-            _fence()
+        # The generation first: what follows is trusted only if it is still the same later.
+        (generation,) = GENERATION.unpack_from(self._memory, at)
+        _fence()
+        _, state, key_len, _, _, length, _, key = ENTRY.unpack_from(self._memory, at)
         return generation, state, key_len, length, key
 
 

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,22 @@ from support.running import running
 
 KEYS = [hashlib.sha256(b"%d" % page).hexdigest() for page in range(12)]
 PAGES = [bytes((page * 7 + at) % 251 for at in range(4096)) for page in range(12)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedPage(BytesPage):
+    """A page whose slot is given to another one while it is copied."""
+
+    table: Path
+    generation_at: int
+
+    def fill(self, source: int) -> None:
+        BytesPage.fill(self, source)
+        with open(self.table, "r+b") as file:
+            file.seek(self.generation_at)
+            generation = int.from_bytes(file.read(8), "little")
+            file.seek(self.generation_at)
+            file.write((generation + 2).to_bytes(8, "little"))
 
 
 @contextmanager
@@ -49,13 +66,10 @@ def put(store: SharedStore, first: int, last: int, states: tuple[int, ...] = ())
 
 def got(store: SharedStore, keys: list[str], component: str = "kv") -> list[bytes | None]:
     """Return what a read brings of each page of a component."""
-    found: list[bytes | None] = []
+    targets = [BytesPage(bytearray(4096)) for _ in keys]
     with store.fetch(keys) as fetched:
-        for page in range(len(keys)):
-            target = BytesPage(bytearray(4096))
-            there = fetched.copy(store.attach().components[component], 0, page, target)
-            found.append(bytes(target.data) if there else None)
-    return found
+        there = fetched.copy(store.attach().components[component], 0, targets)
+    return [bytes(target.data) if ok else None for target, ok in zip(targets, there, strict=True)]
 
 
 def lost(store: SharedStore) -> bool:
@@ -78,12 +92,23 @@ def test_pages_and_states(tmp_path: Path) -> None:
         assert put(store, 6, 10) == 4  # two of them are there
         assert store.find(KEYS).pages.stored == 10
         with store.fetch(KEYS[:4]) as fetched, pytest.raises(Mismatch, match="has 4096 bytes, SGLang's 100"):
-            fetched.copy(store.attach().components["kv"], 0, 0, BytesPage(bytearray(100)))
+            fetched.copy(store.attach().components["kv"], 0, [BytesPage(bytearray(100))])
         with pytest.raises(Mismatch, match="4096 bytes"):
             store.write(KEYS[10:11], {"kv": {0: BytesPage(bytearray(5))}}, {})
         info = store.attach()
         assert info.has_tails
         assert info.is_current()
+
+
+def test_a_slot_that_is_reused_while_it_is_copied_is_no_page(tmp_path: Path) -> None:
+    with running(configure(tmp_path)), opened(tmp_path) as store:
+        assert put(store, 0, 4) == 4
+        with store.fetch(KEYS[:4]) as fetched:
+            view = fetched.attachment.view
+            at = view.regions["m"]["kv"].table_offset + fetched.job.slots["kv"][2] * 128
+            targets = [BytesPage(bytearray(4096)) for _ in range(4)]
+            targets[1] = ReusedPage(bytearray(4096), Path(view.path), at)  # page 2 goes when it has been looked at
+            assert fetched.copy(store.attach().components["kv"], 0, targets) == [True, True, False, True]
 
 
 def test_no_lease_outlives_a_read(tmp_path: Path) -> None:

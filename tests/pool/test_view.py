@@ -106,6 +106,57 @@ def test_a_late_reader_finds_out(pool: PoolFile, pages: int, reuse: str) -> None
     pool.close()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_many_slots_are_looked_at_in_one_go(pool: PoolFile, monkeypatch: pytest.MonkeyPatch, in_order: bool) -> None:
+    monkeypatch.setattr("forestage_client.pool_view._LOADS_IN_ORDER", in_order)
+    for number in range(8):
+        fill(pool, 0, number, key_of(number))
+    pool.tables[0].clear(5)
+    pool.tables[0].begin_fill(6)
+    with PoolView(pool.path) as view:
+        beyond = view.regions["demo"]["kv"].slots
+        # In this order: there, by its hex form, another page, a part of the key, evicted, filling, not in this pool.
+        slots = [3, 0, 1, 2, 5, 6, beyond]
+        keys: list[bytes | str] = [
+            key_of(3),
+            key_of(0).hex().upper(),
+            key_of(9),
+            key_of(2)[:31],
+            key_of(5),
+            key_of(6),
+            key_of(7),
+        ]
+        stamps = view.stamp_all("demo", "kv", slots, keys)
+        assert [generation is not None for generation in stamps.generations] == [True, True] + [False] * 5
+        assert view.held(stamps) == [True, True] + [False] * 5
+        assert view.held(view.stamp_all("demo", "kv", [], [])) == []
+        with pytest.raises(IndexError, match="slot -1"):
+            view.stamp_all("demo", "kv", [0, -1], [key_of(0), key_of(1)])
+        with pytest.raises(ValueError, match="1 keys, but 2 slots"):
+            view.stamp_all("demo", "kv", [0, 1], [key_of(0)])
+        with pytest.raises(KeyError, match="demo/mamba"):
+            view.stamp_all("demo", "mamba", [0], [key_of(0)])
+    pool.close()
+
+
+@pytest.mark.parametrize("reuse", ["refilled", "refilled with the same page", "filling", "evicted"])
+def test_each_slot_that_was_reused_is_told_from_the_others(pool: PoolFile, reuse: str) -> None:
+    for number in range(8):
+        fill(pool, 0, number, key_of(number))
+    with PoolView(pool.path) as view:
+        stamps = view.stamp_all("demo", "kv", range(8), [key_of(number) for number in range(8)])
+        assert view.held(stamps) == [True] * 8
+        for number in (2, 7):
+            if reuse == "filling":
+                pool.tables[0].begin_fill(number)
+            elif reuse == "evicted":
+                pool.tables[0].clear(number)
+            else:
+                fill(pool, 0, number, key_of(number if reuse == "refilled with the same page" else number + 1000))
+        assert view.held(stamps) == [number not in {2, 7} for number in range(8)]
+    pool.close()
+
+
 @pytest.mark.parametrize("way", ["copy", "read_into"])
 def test_a_change_between_the_two_looks_is_stale(pool: PoolFile, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     fill(pool, 0, 3, key_of(9))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Stale, Write
+from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Write
 from forestage_client._errors import (
     DeadlineExceeded,
     ForestageError,
@@ -73,10 +73,9 @@ class Attachment:
         addressed = {name: (first, address_of(first)) for name, first in firsts.items()}
         return cls(view, model, file, components, any(c.is_tail for c in components.values()), addressed)
 
-    def address(self, component: str, slot: int, shard: int) -> int:
-        """Return where a slot's shard begins; the slot is one of the pool's."""
-        region = self.view.regions[self.model.name][component]
-        return self.first_slots[component][1] + slot * region.slot_bytes + shard * region.shard_bytes
+    def address(self, component: str, shard: int) -> int:
+        """Return where a shard of the component's first slot begins."""
+        return self.first_slots[component][1] + shard * self.view.regions[self.model.name][component].shard_bytes
 
     def is_current(self) -> bool:
         """Say whether the pool's path still names the file that is attached."""
@@ -95,25 +94,28 @@ class Fetched:
     def ready(self) -> int:
         return self.job.pages.ready
 
-    def copy(self, component: Component, shard: int, page: int, target: HostPage) -> bool:
-        """Copy one shard of the page at this index into the engine's memory; say whether all of it is there.
+    def copy(self, component: Component, shard: int, targets: Sequence[HostPage]) -> list[bool]:
+        """Copy one shard of each page, from the first one on, into the engine's memory; say which are there in whole.
 
-        Raises Mismatch when the engine's page has another size.
+        Of a tail component those of the window that ends at `ready`. What a target has where the answer is False is
+        undefined. Raises Mismatch when the engine's pages have another size.
         """
-        slots = self.job.slots.get(component.name, ())
+        model, name = self.job.model, component.name
+        slots = self.job.slots.get(name, ())
         first = self.ready - len(slots) if component.is_tail else 0
-        if not first <= page < first + len(slots):
-            return False
-        if target.num_bytes != component.bytes:
-            raise Mismatch(f"a page of {component.name} has {component.bytes} bytes, SGLang's {target.num_bytes}")
-        view, model, slot = self.attachment.view, self.job.model, slots[page - first]
-        try:
-            stamp = view.stamp(model, component.name, slot, self.keys[page])
-            target.fill(self.attachment.address(component.name, slot, shard))
-            view.check(stamp)
-        except Stale:
-            return False
-        return True
+        wanted = targets[first : first + len(slots)]
+        slots = slots[: len(wanted)]
+        other = next((target.num_bytes for target in wanted if target.num_bytes != component.bytes), None)
+        if other is not None:
+            raise Mismatch(f"a page of {name} has {component.bytes} bytes, SGLang's {other}")
+        view, keys = self.attachment.view, self.keys[first : first + len(slots)]
+        stamps = view.stamp_all(model, name, slots, keys)
+        start, step = self.attachment.address(name, shard), view.regions[model][name].slot_bytes
+        for generation, slot, target in zip(stamps.generations, slots, wanted, strict=True):
+            if generation is not None:
+                target.fill(start + slot * step)
+        held = view.held(stamps)
+        return [False] * min(first, len(targets)) + held + [False] * (len(targets) - first - len(held))
 
 
 class SharedStore:

@@ -197,15 +197,15 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             elif stretch.made_room:
                 self._room.was_made(time.monotonic())
             asked, usable = stretch.keys, stretch.usable
-        came = 0
-        if usable:
-            with self._store.fetch(asked) as fetched:
+        if not usable:
+            return [False] * len(keys)
+        with self._store.fetch(asked) as fetched:
+            if component.is_tail:
                 # A window may be shorter than what SGLang keeps; of its first pages there is nothing then.
-                if component.is_tail:
-                    done = [fetched.copy(component, shard, page, pages[page]) for page in range(len(keys))]
-                    return done if fetched.ready == len(keys) else [False] * len(keys)
-                while came < min(usable, fetched.ready) and fetched.copy(component, shard, came, pages[came]):
-                    came += 1
+                done = fetched.copy(component, shard, pages)
+                return done if fetched.ready == len(keys) else [False] * len(keys)
+            done = fetched.copy(component, shard, pages[:usable])
+        came = done.index(False) if False in done else len(done)
         return [page < came for page in range(len(keys))]
 
     # ---- write
