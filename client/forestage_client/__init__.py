@@ -37,6 +37,7 @@ from forestage_client._types import (
     Readiness,
     Region,
     Write,
+    WritePart,
     WriteStatus,
 )
 
@@ -86,6 +87,7 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "Write",
+    "WritePart",
     "WriteStatus",
 ]
 

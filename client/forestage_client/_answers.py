@@ -142,6 +142,7 @@ def read_write_status(answer: object) -> WriteStatus:
         durable=_number(status, "durable"),
         failed=_number(status, "failed"),
         duplicate=_number(status, "duplicate", 0),
+        parts_left=_number(status, "parts_left", 0),
     )
 
 

@@ -24,6 +24,7 @@ from forestage_client._types import (
     Prefetch,
     Readiness,
     Write,
+    WritePart,
     WriteStatus,
 )
 from forestage_client.hashing.prompt import Prompt
@@ -194,7 +195,11 @@ def release(lease_id: str) -> Call[None]:
 
 
 def begin_write(
-    model: str, keys: Sequence[Key], tails: Mapping[str, Sequence[int]] | None, tenant: str | None
+    model: str,
+    keys: Sequence[Key],
+    tails: Mapping[str, Sequence[int]] | None,
+    tenant: str | None,
+    part: WritePart | None = None,
 ) -> Call[Write]:
     """Ask for slots. Its time counts from here: send the call at once."""
     pages = {component: tuple(indexes) for component, indexes in (tails or {}).items()}
@@ -205,6 +210,8 @@ def begin_write(
 
     given = {component: list(indexes) for component, indexes in pages.items()}
     body = _given(model=model, tails=given, tenant=tenant)
+    if part is not None:
+        body |= {"request_id": part.request_id, "parts": part.parts, "part": part.part}
     # A second write would hold slots until it expires, with nobody to fill them.
     return Call("POST", "/v1/writes", _body(read), body, keys, repeatable=False)
 

@@ -23,6 +23,7 @@ __all__ = [
     "Readiness",
     "Region",
     "Write",
+    "WritePart",
     "WriteStatus",
 ]
 
@@ -151,22 +152,36 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class WritePart:
+    """Part `part` of `parts` of a write that as many processes fill together, such as the ranks of an engine.
+
+    They name the same `request_id` (1 to 128 of `A-Za-z0-9._:-`), keys and tails; each fills what is its own in every
+    slot, and commits. The pages are published when all have. Who drops its part ends the write for all.
+    """
+
+    request_id: str
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """What became of the pages of a committed write, in pages; final once `settled`.
 
     `committed` pages are resident; of these L3 has `durable` and did not take `failed`. `duplicate` pages had become
-    resident otherwise meanwhile, and keep that copy.
+    resident otherwise meanwhile, and keep that copy. Nothing is committed while others still fill `parts_left` parts.
     """
 
     committed: int
     durable: int
     failed: int
     duplicate: int = 0
+    parts_left: int = 0
 
     @property
     def settled(self) -> bool:
         """Whether L3 has each page or is given up on it."""
-        return self.durable + self.failed >= self.committed
+        return not self.parts_left and self.durable + self.failed >= self.committed
 
 
 @dataclass(frozen=True, slots=True)

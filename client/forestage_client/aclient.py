@@ -24,6 +24,7 @@ from forestage_client._types import (
     Prefetch,
     Readiness,
     Write,
+    WritePart,
     WriteStatus,
 )
 from forestage_client._waiting import Waiting
@@ -178,16 +179,18 @@ class AsyncClient:
         tails: Mapping[str, Sequence[int]] | None = None,
         *,
         tenant: str | None = None,
+        part: WritePart | None = None,
     ) -> Write:
         """Reserve slots for pages that the caller will put into the pool and then commit.
 
         `tails` names, per tail component, the indexes of the pages that carry a state. What is stored already gets no
-        slot, and neither do pages from `Write.granted` on. Raises NotFound (no such model), BadRequest, TooLarge.
+        slot, and neither do pages from `Write.granted` on. With `part` several processes fill the write together.
+        Raises NotFound (no such model), BadRequest, TooLarge, and Conflict when another process fills that part.
 
         Not repeated when a connection breaks: after Unreachable with `maybe_sent` slots may be reserved until they
         expire.
         """
-        return await self._link.send(_calls.begin_write(model, keys, tails, tenant))
+        return await self._link.send(_calls.begin_write(model, keys, tails, tenant, part))
 
     async def commit_write(self, write_id: str) -> WriteStatus:
         """Publish the pages of a write: resident at once, and written to L3 behind. Idempotent while remembered.
@@ -214,6 +217,7 @@ class AsyncClient:
         tails: Mapping[str, Sequence[int]] | None = None,
         *,
         tenant: str | None = None,
+        part: WritePart | None = None,
     ) -> AsyncIterator[PageWriter]:
         """Reserve slots, hand them to the `with` block to be filled, and commit them; drop them on an exception.
 
@@ -224,7 +228,7 @@ class AsyncClient:
         from forestage_client.page_writer import PageWriter
         from forestage_client.pool_view import Stale
 
-        write = await self.begin_write(model, keys, tails, tenant=tenant)
+        write = await self.begin_write(model, keys, tails, tenant=tenant, part=part)
         try:
             writer = PageWriter(view, write)
             yield writer

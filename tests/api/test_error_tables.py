@@ -24,6 +24,7 @@ FURTHER = {
     "unknown-model": 404,
     "unknown-job": 404,
     "unknown-write": 404,
+    "part-taken": 409,
     "message-id-conflict": 409,
     "service-token-needed": 403,
     "too-many-listeners": 429,

@@ -59,7 +59,7 @@ async def test_pages_with_their_states_come_to_the_pool_and_to_l3(wire: Wire) ->
     assert committed.status == 200
     assert (committed.body["committed"], committed.body["failed"], committed.body["duplicate"]) == (8, 0, 0)
     done = await wire.ask("GET", f"/v1/writes/{body['id']}?wait_ms=10000")
-    assert done.body == {"committed": 8, "durable": 8, "failed": 0, "duplicate": 0}
+    assert done.body == {"committed": 8, "durable": 8, "failed": 0, "duplicate": 0, "parts_left": 0}
     assert (await wire.ask("POST", f"/v1/writes/{body['id']}/commit")).body == done.body
     job = await wire.prefetch(KEYS, wait_ms=5000)
     assert (job.body["pages"]["host"], job.body["pages"]["ready"], job.body["loaded"]) == (8, 8, 0)
@@ -74,7 +74,7 @@ async def test_a_page_on_its_way_to_l3_is_had_from_the_pool(wire: Wire, storage:
     job = await wire.prefetch(KEYS, wait_ms=5000)
     assert (job.body["outcome"], job.body["pages"]["ready"], job.body["loaded"]) == ("complete", 8, 0)
     waited = await wire.ask("GET", f"/v1/writes/{begun.body['id']}?wait_ms=50")
-    assert waited.body == {"committed": 8, "durable": 0, "failed": 0, "duplicate": 0}
+    assert waited.body == {"committed": 8, "durable": 0, "failed": 0, "duplicate": 0, "parts_left": 0}
     samples = await wire.service.scrape()
     assert samples['forestage_pool_slots{component="kv",model="m",state="dirty"}'] == 8
     assert samples['forestage_pool_slots{component="kv",model="m",state="leased"}'] == 0
@@ -163,7 +163,7 @@ async def test_pages_that_l3_never_took_are_said_to_have_failed(tmp_path: Path) 
         fill_answer(service, KEYS, begun.body)
         await wire.ask("POST", f"/v1/writes/{begun.body['id']}/commit")
         done = await wire.ask("GET", f"/v1/writes/{begun.body['id']}?wait_ms=10000")
-        assert done.body == {"committed": 8, "durable": 0, "failed": 8, "duplicate": 0}
+        assert done.body == {"committed": 8, "durable": 0, "failed": 8, "duplicate": 0, "parts_left": 0}
         samples = await service.scrape()
         assert samples['forestage_writes_pages_total{result="lost"}'] == 8
         assert samples['forestage_storage_errors_total{backend="memory",kind="write"}'] == 8
@@ -221,11 +221,62 @@ async def test_wrong_bodies(wire: Wire) -> None:
     await _problem(await wire.ask("GET", "/v1/writes/nobody"), 404, "unknown-write")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parts": 2},
+        {"request_id": "r"},
+        {"request_id": "r", "parts": 2, "part": 2},
+        {"request_id": "r r", "parts": 2},
+        {"request_id": "r", "parts": 0},
+        {"request_id": "r", "parts": 5000},
+        {"request_id": "r", "parts": 2, "part": -1},
+        {"part": 1},
+    ],
+)
+async def test_wrong_parts(wire: Wire, fields: dict[str, Any]) -> None:
+    await _problem(await _begin(wire, **fields), 422, "invalid-request")
+    assert not list(wire.service.engine.writes)
+
+
+async def test_several_callers_fill_a_write_together(wire: Wire) -> None:
+    service = wire.service
+    together: dict[str, Any] = {"request_id": "r", "parts": 3, "tails": {"state": [7]}}
+    # Whoever comes first begins it, also while L3 is asked for all of them.
+    begun = await asyncio.gather(*(_begin(wire, **together, part=part) for part in range(3)))
+    ids = [answer.body["id"] for answer in begun]
+    assert [answer.status for answer in begun] == [201] * 3
+    assert len(set(ids)) == 3
+    assert [answer.body["slots"] for answer in begun] == [begun[0].body["slots"]] * 3
+    await _problem(await _begin(wire, **together, part=1), 409, "part-taken")
+    await _problem(await _begin(wire, KEYS[:4], request_id="r", parts=3, part=1), 409, "request-id-conflict")
+    whole = ids[0].partition(".")[0]
+    for wrong in (whole, f"{whole}.3", f"{whole}.", f"{whole}.x"):
+        await _problem(await wire.ask("POST", f"/v1/writes/{wrong}/commit"), 404, "unknown-write")
+    fill_answer(service, KEYS, begun[0].body, [7])
+    for part, left in ((2, 2), (2, 2), (0, 1)):
+        committed = await wire.ask("POST", f"/v1/writes/{ids[part]}/commit")
+        assert (committed.body["committed"], committed.body["parts_left"]) == (0, left)
+    assert (await wire.prefetch(KEYS, wait_ms=5000)).body["pages"]["ready"] == 0
+    committed = await wire.ask("POST", f"/v1/writes/{ids[1]}/commit")
+    assert (committed.body["committed"], committed.body["parts_left"]) == (8, 0)
+    for write_id in ids:
+        done = await wire.ask("GET", f"/v1/writes/{write_id}?wait_ms=10000")
+        assert (done.body["committed"], done.body["durable"]) == (8, 8)
+    job = await wire.prefetch(KEYS, wait_ms=5000)
+    assert (job.body["pages"]["ready"], job.body["loaded"]) == (8, 0)
+    # What is there already has no parts to wait for.
+    again = await _begin(wire, **together, part=1)
+    assert again.body["stored"] == list(range(8))
+    assert (await wire.ask("POST", f"/v1/writes/{again.body['id']}/commit")).body["parts_left"] == 0
+    await service.idle()
+
+
 async def test_a_write_of_nothing(wire: Wire) -> None:
     begun = await _begin(wire, [])
     assert (begun.status, begun.body["granted"], begun.body["slots"]) == (201, 0, {"kv": [], "state": []})
     committed = await wire.ask("POST", f"/v1/writes/{begun.body['id']}/commit")
-    assert committed.body == {"committed": 0, "durable": 0, "failed": 0, "duplicate": 0}
+    assert committed.body == {"committed": 0, "durable": 0, "failed": 0, "duplicate": 0, "parts_left": 0}
 
 
 async def test_a_client_that_leaves_while_it_waits_changes_nothing(service: Live, storage: SlowWrites) -> None:

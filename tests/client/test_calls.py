@@ -20,6 +20,7 @@ from forestage_client import (
     TooLarge,
     Unauthorized,
     Unreachable,
+    WritePart,
     _calls,
 )
 from forestage_client._calls import Answer, Call
@@ -88,6 +89,11 @@ ALL_FIELDS = {"device_pages": 1, "min_pages": 2, "priority": -3, "deadline_ms": 
             _calls.begin_write("m", [KEY], {"mamba": range(1)}, "t"),
             "POST /v1/writes",
             {"model": "m", "tails": {"mamba": [0]}, "tenant": "t"},
+        ),
+        (
+            _calls.begin_write("m", [KEY], None, None, WritePart("r", 1, 4)),
+            "POST /v1/writes",
+            {"model": "m", "tails": {}, "request_id": "r", "parts": 4, "part": 1},
         ),
         (_calls.commit_write("w"), "POST /v1/writes/w/commit", None),
         (_calls.drop_write("a/b"), "DELETE /v1/writes/a%2Fb", None),

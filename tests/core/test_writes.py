@@ -3,9 +3,10 @@
 import pytest
 
 from forestage.core.engine import EngineSettings
-from forestage.core.errors import GoneError, NotFoundError, StoppingError
+from forestage.core.errors import ConflictError, GoneError, NotFoundError, StoppingError
 from forestage.core.job import Outcome, Reason
 from forestage.core.write import WriteReason, WriteResult, WriteSettings
+from forestage.core.write_parts import Share
 from support.engine_driver import EngineDriver, chain, kv_model
 
 KEYS = chain("a", 8)
@@ -462,3 +463,95 @@ def test_slots_lent_in_an_earlier_life_stay_out_of_use_for_as_long_as_an_engine_
     assert driver.logs[0].lent == set()
     driver.advance(100.0)
     driver.check_idle()
+
+
+def _share(part: int, parts: int = 2) -> Share:
+    return Share("r", part, parts)
+
+
+def test_a_write_of_two_parts_is_published_with_the_last_of_them() -> None:
+    driver = _driver(windows=(1,))
+    write = driver.begin_write(KEYS, {1: [7]}, share=_share(1))
+    assert driver.begin_write(KEYS, {1: [7]}, share=_share(0)) is write
+    driver.check()
+    assert len(driver.logs[0].lent) == 8
+    driver.commit(write, 0)
+    driver.commit(write, 0)
+    driver.check()
+    assert (write.parts_left, driver.resident()) == (1, set())
+    driver.commit(write, 1)
+    driver.check()
+    assert (write.committed, write.parts_left) == (8, 0)
+    assert driver.resident() == set(KEYS)
+    driver.store_all()
+    assert driver.commit(write, 1) is write
+    assert _results(driver) == {"durable": 8}
+    # The name is free again, and the pages are there.
+    assert driver.begin_write(OTHER, share=_share(0)) is not write
+    driver.check()
+
+
+def test_a_part_belongs_to_who_asked_first_and_to_the_same_pages() -> None:
+    driver = _driver(32, windows=(1,))
+    write = driver.begin_write(KEYS, {1: [7]}, share=_share(0))
+    with pytest.raises(ConflictError, match="part 0 of this write is being filled") as caught:
+        driver.begin_write(KEYS, {1: [7]}, share=_share(0))
+    assert caught.value.slug == "part-taken"
+    for keys, tails, share in (
+        (KEYS[:7], {}, _share(1)),
+        (KEYS, {1: [6]}, _share(1)),
+        (KEYS, {1: [7]}, _share(1, parts=3)),
+    ):
+        with pytest.raises(ConflictError, match="of other pages"):
+            driver.begin_write(keys, tails, share=share)
+    with pytest.raises(NotFoundError):
+        driver.commit(write, 1)  # nobody was given this part
+    driver.check()
+
+
+def test_dropping_one_part_ends_the_write_and_keeps_its_slots_from_others_meanwhile() -> None:
+    driver = _driver(expire_s=30.0, margin_s=5.0)
+    write = driver.begin_write(KEYS, share=_share(0))
+    driver.begin_write(KEYS, share=_share(1))
+    driver.engine.writes.drop(write.id_of(0), driver.now)
+    driver.check()
+    with pytest.raises(NotFoundError):
+        driver.commit(write, 1)
+    assert len(driver.logs[0].lent) == 8
+    driver.advance(34.0)
+    assert len(driver.logs[0].lent) == 8
+    other = driver.begin_write(KEYS, share=_share(1))
+    assert other is not write
+    driver.engine.writes.drop(other.id_of(1), driver.now)  # nobody else fills it: at once
+    assert len(driver.logs[0].lent) == 8
+    driver.advance(1.0)
+    assert driver.logs[0].lent == set()
+    assert _results(driver) == {"dropped": 16}
+    driver.check_idle()
+
+
+def test_a_part_that_never_comes_lets_the_write_expire() -> None:
+    driver = _driver(expire_s=30.0, margin_s=5.0)
+    write = driver.begin_write(KEYS, share=_share(0))
+    driver.commit(write, 0)
+    driver.advance(30.0)
+    with pytest.raises(GoneError):
+        driver.commit(write, 0)
+    late = driver.begin_write(KEYS, share=_share(1))
+    assert late is not write
+    driver.engine.writes.drop(late.id_of(1), driver.now)
+    driver.advance(5.0)
+    assert driver.logs[0].lent == set()
+    assert _results(driver) == {"expired": 8, "dropped": 8}
+
+
+def test_what_gets_no_slot_has_no_parts() -> None:
+    driver = _driver(8)
+    driver.write(KEYS)
+    refused = driver.begin_write(OTHER, share=_share(0))
+    assert (refused.granted, refused.parts_left) == (0, 0)
+    driver.store_all()
+    assert driver.begin_write(OTHER, share=_share(0)).granted == 8
+    stored = driver.begin_write(OTHER, share=_share(1))
+    assert (stored.granted, stored.parts_left) == (8, 2)
+    driver.check()

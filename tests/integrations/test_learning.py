@@ -194,7 +194,7 @@ def storage_config(extra: dict[str, Any] | None = None, **changes: Any) -> Simpl
 def test_settings(tmp_path: Any) -> None:
     settings = Settings.read(storage_config())
     assert (settings.url, settings.model, settings.token) == ("http://127.0.0.1:8470", "acme/m", None)
-    assert settings.rank == Rank(9, 12, 1, False)
+    assert settings.rank == Rank(9, 12, 2, False)
     assert settings.read_deadline_ms(8192) == 4000
     (tmp_path / "token").write_text("secret\n")
     extra = {"endpoint": "unix:/s", "model": "m", "token_file": str(tmp_path / "token"), "read_ms": 1, "tenant": "t"}
@@ -221,7 +221,11 @@ def test_settings_that_cannot_be_meant(extra: dict[str, Any], changes: dict[str,
 def test_which_shard_is_a_ranks() -> None:
     assert Rank(0, 1).shard_of(1) == 0
     assert Rank(3, 4).shard_of(4) == 3
-    assert Rank(3, 4, is_mla=True).shard_of(1) == 0
-    assert Rank(3, 4, is_mla=True).shard_of(4) == 3
+    assert Rank(3, 4, 4, is_mla=True).shard_of(1) == 0
+    assert Rank(3, 4, 4, is_mla=True).shard_of(4) == 3
+    # Two pipeline stages of two ranks each: the stages have different layers.
+    assert [Rank(index, 4, 2, is_mla=True).shard_of(2) for index in range(4)] == [0, 0, 1, 1]
+    assert Rank(3, 4, 2, is_mla=True).shard_of(1) is None
+    assert [rank.writers for rank in (Rank(3, 4, 4), Rank(3, 4, 4, True), Rank(3, 4, 2, True))] == [4, 1, 2]
     assert Rank(3, 4).shard_of(1) is None
     assert Rank(3, 4).shard_of(2) is None

@@ -11,7 +11,8 @@ import pytest
 from forestage.core.layout import Component, Covers, ModelLayout
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage_client._memory import address_of
-from forestage_client.integrations._pool_rows import Attachment, Mismatch, PoolRows, RowGroup, RowModel
+from forestage_client.integrations._outages import Mismatch
+from forestage_client.integrations._pool_rows import Attachment, PoolRows, RowGroup, RowModel
 from forestage_client.integrations._resident_pages import ResidentPages
 from forestage_client.pool_view import PoolView
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 
 from forestage_client import ForestageError, PoolView, Unreachable
 from forestage_client.integrations._host_pages import BytesPage
+from forestage_client.integrations._outages import Away, Mismatch
 from forestage_client.integrations._sglang_settings import Rank, Settings
-from forestage_client.integrations._shared_store import Away, Mismatch, SharedStore
+from forestage_client.integrations._shared_store import SharedStore
 from support.configs import write_config
 from support.running import running
 
 KEYS = [hashlib.sha256(b"%d" % page).hexdigest() for page in range(12)]
+ALONE = Rank(0, 1)
 PAGES = [bytes((page * 7 + at) % 251 for at in range(4096)) for page in range(12)]
 
 
@@ -38,16 +41,16 @@ class ReusedPage(BytesPage):
 
 
 @contextmanager
-def opened(folder: Path, model: str = "m") -> Iterator[SharedStore]:
-    store = SharedStore(Settings(f"unix:{folder}/s", model, Rank(0, 1)))
+def opened(folder: Path, model: str = "m", rank: Rank = ALONE) -> Iterator[SharedStore]:
+    store = SharedStore(Settings(f"unix:{folder}/s", model, rank))
     try:
         yield store
     finally:
         store.close()
 
 
-def configure(folder: Path, states: int = 0, slots: int = 64) -> Path:
-    return write_config(folder, states=states, slots=slots, server=f'port = 0\nuds = "{folder}/s"')
+def configure(folder: Path, states: int = 0, slots: int = 64, shards: int = 1) -> Path:
+    return write_config(folder, states=states, slots=slots, shards=shards, server=f'port = 0\nuds = "{folder}/s"')
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -109,6 +112,72 @@ def test_a_slot_that_is_reused_while_it_is_copied_is_no_page(tmp_path: Path) -> 
             targets = [BytesPage(bytearray(4096)) for _ in range(4)]
             targets[1] = ReusedPage(bytearray(4096), Path(view.path), at)  # page 2 goes when it has been looked at
             assert fetched.copy(store.attach().components["kv"], 0, targets) == [True, True, False, True]
+
+
+def shard_of(page: int, rank: int, name: str = "kv") -> bytearray:
+    return bytearray(hashlib.sha256(f"{page} {rank} {name}".encode()).digest() * 128)
+
+
+def put_shard(store: SharedStore, rank: int, first: int, last: int) -> int:
+    """Write one rank's shard of pages, the last of them with a state."""
+    state = last - first - 1
+    pages = {
+        "kv": {page - first: BytesPage(shard_of(page, rank)) for page in range(first, last)},
+        "state": {state: BytesPage(shard_of(last - 1, rank, "state"))},
+    }
+    return store.write(KEYS[first:last], pages, {"state": [state]})
+
+
+def test_ranks_write_their_shards_of_a_page_together(tmp_path: Path) -> None:
+    ranks = [Rank(index, 2, 2) for index in range(2)]
+    with (
+        running(configure(tmp_path, states=4, shards=2)),
+        opened(tmp_path, rank=ranks[0]) as first,
+        opened(tmp_path, rank=ranks[1]) as second,
+    ):
+        assert put_shard(first, 0, 0, 4) == 4
+        assert first.find(KEYS).pages.stored == 0  # half of each page
+        assert put_shard(second, 1, 0, 4) == 4
+        assert first.find(KEYS).boundaries == (4,)
+        with ThreadPoolExecutor(2) as threads:
+            more = [threads.submit(put_shard, store, rank, 4, 9) for rank, store in enumerate((first, second))]
+            assert [done.result(60) for done in more] == [5, 5]
+        for rank, store in enumerate((first, second)):
+            kv, state = ([BytesPage(bytearray(4096)) for _ in range(9)] for _ in range(2))
+            with store.fetch(KEYS[:9]) as fetched:
+                assert fetched.copy(store.attach().components["kv"], rank, kv) == [True] * 9
+                assert fetched.copy(store.attach().components["state"], rank, state) == [False] * 8 + [True]
+            assert [page.data for page in kv] == [shard_of(page, rank) for page in range(9)]
+            assert state[8].data == shard_of(8, rank, "state")
+
+
+class TornPage(BytesPage):
+    """A page that is gone when it is to be copied."""
+
+    __slots__ = ()
+
+    def drain(self, target: int) -> None:
+        raise OSError("it is gone")
+
+
+def test_a_rank_that_fails_takes_the_write_from_the_others(tmp_path: Path) -> None:
+    ranks = [Rank(index, 2, 2) for index in range(2)]
+    with (
+        running(configure(tmp_path, shards=2)),
+        opened(tmp_path, rank=ranks[0]) as first,
+        opened(tmp_path, rank=ranks[1]) as second,
+        opened(tmp_path, rank=Rank(0, 2, 2, is_mla=True)) as other,
+    ):
+        page = {"kv": {0: BytesPage(shard_of(0, 0))}}
+        assert first.write(KEYS[:1], page, {}) == 1
+        with pytest.raises(OSError, match="it is gone"):
+            second.write(KEYS[:1], {"kv": {0: TornPage(shard_of(0, 1))}}, {})
+        assert second.write(KEYS[:1], page, {}) == 1  # begins anew: it waits for rank 0, which does not know
+        assert first.find(KEYS[:1]).pages.stored == 0
+        assert first.write(KEYS[:1], page, {}) == 1
+        assert first.find(KEYS[:1]).pages.stored == 1
+        with pytest.raises(Mismatch, match="SGLang lets 1 ranks write"):
+            other.write(KEYS[1:2], page, {})
 
 
 def test_no_lease_outlives_a_read(tmp_path: Path) -> None:

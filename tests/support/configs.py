@@ -8,6 +8,7 @@ _MODEL = """
 [[models]]
 name = "{name}"
 page_tokens = 16
+shards = {shards}
 {hash_line}
 [[models.components]]
 name = "kv"
@@ -22,6 +23,7 @@ def write_config(
     slots: int = 64,
     page_bytes: int = 4096,
     states: int = 0,
+    shards: int = 1,
     pool_bytes: str = "64MiB",
     more: str = "",
     name: str = "m",
@@ -38,7 +40,7 @@ def write_config(
     if "file" in body["storage"] and "storage.file" not in body and "hicache" not in body["storage"]:
         lines.append(f'[storage.file]\nroot = "{folder}/l3"')
     hash_line = f'hash = {{scheme = "{scheme}"}}' if scheme else ""
-    lines.append(_MODEL.format(name=name, page_bytes=page_bytes, slots=slots, hash_line=hash_line))
+    lines.append(_MODEL.format(name=name, page_bytes=page_bytes, slots=slots, shards=shards, hash_line=hash_line))
     if states:
         lines.append(f'[[models.components]]\nname = "state"\nbytes = {page_bytes}\nslots = {states}\ncovers = "tail"')
     lines.append(more)

@@ -13,6 +13,7 @@ from forestage.core.shared_index import SharedIndex
 from forestage.core.slots import SlotState
 from forestage.core.tenants import Tenants
 from forestage.core.write import Write
+from forestage.core.write_parts import Share
 
 __all__ = ["EngineDriver", "ReadFlag", "SlotLog", "chain", "job_of", "kv_model", "load_of", "model_of"]
 
@@ -234,14 +235,15 @@ class EngineDriver:
         *,
         asked: bool = True,
         tenant: str = "default",
+        share: Share | None = None,
     ) -> Write:
         """Reserve slots; unless `asked`, L3 cannot say what it has."""
         masks = [bytearray((c, key) in self.stored for key in keys) for c in range(len(self.logs))]
         known = masks if asked else None
-        return self.engine.begin_write(self.layout.name, keys, tails or {}, known, self.now, tenant)
+        return self.engine.begin_write(self.layout.name, keys, tails or {}, known, self.now, tenant, share)
 
-    def commit(self, write: Write) -> Write:
-        return self.engine.commit_write(write.id, self.now)
+    def commit(self, write: Write, part: int = 0) -> Write:
+        return self.engine.commit_write(write.id_of(part), self.now)
 
     def write(self, keys: Sequence[bytes], tails: Mapping[int, Sequence[int]] | None = None) -> Write:
         """Reserve and commit."""

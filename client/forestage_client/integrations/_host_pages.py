@@ -110,10 +110,13 @@ def pages_of(pool: Any, host_indices: "torch.Tensor | None", count: int) -> Sequ
         raise ValueError(f"{count} pages have {count * page_tokens} slots of SGLang's host pool, not {given}")
     if not count:
         return ()
+    runs_of = getattr(pool, "get_page_buffer_meta", None)
     try:
-        addresses, sizes = pool.get_page_buffer_meta(host_indices)
-    except (AttributeError, NotImplementedError, ValueError):
+        addresses, sizes = ((), ()) if runs_of is None else runs_of(host_indices)
+    except (NotImplementedError, ValueError):
         # A layout in which a page does not lie in runs, or a pool with more to it than these.
+        addresses, sizes = (), ()
+    if not addresses:
         flat = pool.get_dummy_flat_data_page()
         size = flat.numel() * flat.element_size()
         return [FlatPage(pool, int(host_indices[page * page_tokens]), size) for page in range(count)]

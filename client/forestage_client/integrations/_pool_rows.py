@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 from forestage_client._memory import address_of
 from forestage_client._pool_format import PoolFormatError, RegionInfo
+from forestage_client.integrations._outages import Mismatch
 from forestage_client.integrations._resident_pages import ResidentPages
 from forestage_client.pool_view import PoolView, Stale
 
-__all__ = ["Attachment", "Mismatch", "PoolRows", "RowGroup", "RowModel"]
-
-
-class Mismatch(Exception):  # noqa: N818 - names what is wrong
-    """The pool's model is not the one that the engine has."""
+__all__ = ["Attachment", "PoolRows", "RowGroup", "RowModel"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,15 @@
 Law: a page is published only with all components that every page needs, each filled while its write was open.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from forestage_client._errors import DeadlineExceeded, ForestageError, ServerFault, Stopping, Unauthorized, Unreachable
 from forestage_client._memory import copy
 from forestage_client.client import Client
+from forestage_client.integrations._outages import Outages
 from forestage_client.integrations._pool_rows import Attachment
 
-__all__ = ["Away", "RowToWrite", "RowWriter"]
-
-# How long nothing is asked after a failure: a service that hangs costs one call's time now and then, not each call's.
-_PAUSE_S = {Unreachable: 0.25, Stopping: 0.25, DeadlineExceeded: 1.0, ServerFault: 1.0, Unauthorized: 5.0}
-
-
-class Away(Exception):  # noqa: N818 - a state, not a fault of the caller's
-    """The service did not answer a moment ago: nothing is written for now."""
+__all__ = ["RowToWrite", "RowWriter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +30,7 @@ class RowWriter:
         self._client = client
         self._model = model
         self._tenant = tenant
-        self._closed_until_s = 0.0
+        self._outages = Outages()
 
     def write(self, attachment: Attachment, rows: Sequence[RowToWrite]) -> int:
         """Put rows into the pool, and so into L3, in the order of their prefix; return how many are there then.
@@ -73,7 +64,7 @@ class RowWriter:
             if is_tail
         }
         with (
-            self._paused_by_errors(),
+            self._outages.noted(),
             self._client.write(attachment.view, self._model, keys, tails, tenant=self._tenant) as writer,
         ):
             for index, key in enumerate(keys):
@@ -82,16 +73,6 @@ class RowWriter:
                         _scatter(writer.views(name, index), memory)
                         writer.check()
         return sum(len(whole[key]) for key in keys[: writer.write.granted])
-
-    @contextmanager
-    def _paused_by_errors(self) -> Iterator[None]:
-        if time.monotonic() < self._closed_until_s:
-            raise Away("the service did not answer a moment ago")
-        try:
-            yield
-        except ForestageError as error:
-            self._closed_until_s = time.monotonic() + _PAUSE_S.get(type(error), 0.0)
-            raise
 
 
 def _scatter(shards: Sequence[memoryview], memory: memoryview) -> None:

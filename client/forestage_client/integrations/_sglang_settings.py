@@ -14,19 +14,26 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which part of each page a process of the engine has: shard (pp_rank * cp_size + cp_rank) * tp_size + tp_rank."""
+    """Which part of each page a process of the engine has: shard (pp_rank * cp_size + cp_rank) * tp_size + tp_rank.
+
+    With MLA the ranks of one tensor parallel group have the same KV, of which there is one shard for all of them.
+    """
 
     index: int
     count: int
-    tp_rank: int = 0
+    tp_size: int = 1
     is_mla: bool = False
+
+    @property
+    def writers(self) -> int:
+        """How many ranks SGLang lets write KV pages: all, or with MLA the first of each tensor parallel group."""
+        return self.count // self.tp_size if self.is_mla else self.count
 
     def shard_of(self, shards: int) -> int | None:
         """Return which of a component's shards is this rank's; None when the model is laid out for other ranks."""
-        if shards == 1:
-            # One copy for all: that of a model on one rank, or what MLA keeps the same on all.
-            return 0 if self.count == 1 or self.is_mla else None
-        return self.index if shards == self.count else None
+        if shards == self.count:
+            return self.index
+        return self.index // self.tp_size if shards == self.writers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ class Settings:
         if getattr(storage_config, "dcp_size", 1) > 1:
             raise ValueError("forestage: decode context parallelism (dcp_size > 1) is not supported")
         index = (storage_config.pp_rank * cp + storage_config.attn_cp_rank) * tp + storage_config.tp_rank
-        rank = Rank(index, tp * pp * cp, storage_config.tp_rank, bool(storage_config.is_mla_model))
+        rank = Rank(index, tp * pp * cp, tp, bool(storage_config.is_mla_model))
         model = _text(extra, "model") or storage_config.model_name
         if not model:
             raise ValueError("forestage: model must name a model of the service's configuration")

@@ -4,6 +4,7 @@ Law: bytes are handed to the engine only as `PoolView` promises them, those of t
 published only when all of its components were filled while the write was open.
 """
 
+import hashlib
 import os
 import threading
 import time
@@ -13,42 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Write
-from forestage_client._errors import (
-    DeadlineExceeded,
-    ForestageError,
-    NotFound,
-    ServerFault,
-    Stopping,
-    Unauthorized,
-    Unreachable,
-)
+from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Write, WritePart
+from forestage_client._errors import ForestageError
 from forestage_client._memory import address_of
 from forestage_client._pool_format import PoolFormatError
 from forestage_client.integrations._host_pages import HostPage
+from forestage_client.integrations._outages import Away, Mismatch, Outages
 from forestage_client.integrations._sglang_settings import Settings
 
-__all__ = ["Attachment", "Away", "Fetched", "Mismatch", "SharedStore"]
+__all__ = ["Attachment", "Fetched", "SharedStore"]
 
 T = TypeVar("T")
-
-# How long nothing is asked after a failure: a service that hangs costs one call's time now and then, not each call's.
-_PAUSE_S = {
-    Unreachable: 0.25,
-    Stopping: 0.25,
-    DeadlineExceeded: 1.0,
-    ServerFault: 1.0,
-    NotFound: 1.0,
-    Unauthorized: 5.0,
-}
-
-
-class Away(Exception):  # noqa: N818 - a state, not a fault of the caller's
-    """The service is not there or not usable for now: everything is a miss."""
-
-
-class Mismatch(Exception):  # noqa: N818 - names what is wrong
-    """The model of the service's configuration is not the one that the engine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +103,7 @@ class SharedStore:
         self._client = Client(settings.url, token=settings.token, timeout_s=settings.query_ms / 1000)
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
-        self._closed_until_s = 0.0
+        self._outages = Outages()
 
     def close(self) -> None:
         """Close the connections and let go of the pool. Idempotent."""
@@ -168,13 +144,24 @@ class SharedStore:
             with suppress(ForestageError):
                 self._client.cancel(job.request_id)
 
+    def shard(self, component: Component) -> int:
+        """Return which of a component's shards is this rank's. Raises Mismatch for a model laid out otherwise."""
+        rank = self.settings.rank
+        shard = rank.shard_of(component.shards)
+        if shard is None:
+            raise Mismatch(
+                f"{component.name} has {component.shards} shards in the service's model, but SGLang {rank.count} ranks"
+            )
+        return shard
+
     def write(
         self, keys: Sequence[str], pages: Mapping[str, Mapping[int, HostPage]], tails: Mapping[str, Sequence[int]]
     ) -> int:
-        """Put pages into the pool, and so into L3; return how many of `keys` are stored then, from the first.
+        """Put this rank's shard of pages into the pool, and so into L3; return how many are there, from the first one.
 
-        While L3 is behind, wait for it until the deadline of a write.
-        `pages[component][i]` is page i. Raises Mismatch when a page has another size than the model's.
+        They are published when all ranks have put theirs. While L3 is behind, wait for it
+        until the deadline of a write. `pages[component][i]` is page i. Raises Mismatch when a page has another size
+        than the model's, or the model's shards are not what the ranks write.
         """
         attachment = self.attach()
         if not attachment.view.writable:
@@ -182,13 +169,19 @@ class SharedStore:
         components = attachment.components
         for name, some in pages.items():
             component = components[name]
-            if any(page.num_bytes != component.bytes * component.shards for page in some.values()):
-                raise Mismatch(f"a page of {name} has {component.bytes * component.shards} bytes, SGLang's has not")
+            if any(page.num_bytes != component.bytes for page in some.values()):
+                raise Mismatch(f"a page of {name} has {component.bytes} bytes, SGLang's has not")
+        shards = {name: self.shard(component) for name, component in components.items()}
+        writers = self.settings.rank.writers
+        if any(component.shards != writers for component in components.values()):
+            # Of some models the other ranks have nothing but states to write, and no page to bring them with.
+            raise Mismatch(f"SGLang lets {writers} ranks write KV pages, so each component has to have as many shards")
         deadline_s = time.monotonic() + self.settings.write_ms / 1000
         stored = 0
         while True:
-            with self._paused_by_errors():
-                write = self._write_from(stored, attachment.view, keys, pages, tails)
+            with self._outages.noted():
+                part = self._part_of(keys[stored:], writers)
+                write = self._write_from(stored, attachment.view, keys, pages, tails, shards, part)
             stored += write.granted
             left_ms = int(1000 * (deadline_s - time.monotonic()))
             if stored >= len(keys) or write.reason != "back_pressure" or left_ms <= 0:
@@ -206,16 +199,29 @@ class SharedStore:
         keys: Sequence[str],
         pages: Mapping[str, Mapping[int, HostPage]],
         tails: Mapping[str, Sequence[int]],
+        shards: Mapping[str, int],
+        part: WritePart | None,
     ) -> Write:
         left = {name: [index - first for index in indexes if index >= first] for name, indexes in tails.items()}
         left = {name: indexes for name, indexes in left.items() if indexes}
-        with self._client.write(view, self.settings.model, keys[first:], left, tenant=self.settings.tenant) as writer:
+        model, tenant = self.settings.model, self.settings.tenant
+        with self._client.write(view, model, keys[first:], left, tenant=tenant, part=part) as writer:
             for name, some in pages.items():
                 for index, page in some.items():
                     if writer.wants(name, index - first):
-                        page.drain(address_of(writer.views(name, index - first)[0]))
+                        page.drain(address_of(writer.views(name, index - first)[shards[name]]))
                         writer.check()
         return writer.write
+
+    def _part_of(self, keys: Sequence[str], shards: int) -> WritePart | None:
+        """Return this rank's part of a write, None where there is one shard.
+
+        All ranks are given the same pages, and so find the same name for it.
+        """
+        if shards == 1:
+            return None
+        name = hashlib.sha256("".join(keys).encode()).hexdigest()
+        return WritePart(f"sglang:{name}", self.settings.rank.shard_of(shards) or 0, shards)
 
     def _attach(self, populate: bool) -> Attachment:
         settings = self.settings
@@ -238,20 +244,8 @@ class SharedStore:
         return Attachment.of(view, models[settings.model], before)
 
     def _ask(self, question: Callable[[Client], T]) -> T:
-        with self._paused_by_errors():
+        with self._outages.noted():
             return question(self._client)
-
-    @contextmanager
-    def _paused_by_errors(self) -> Iterator[None]:
-        if time.monotonic() < self._closed_until_s:
-            raise Away("the service did not answer a moment ago")
-        try:
-            yield
-        except ForestageError as error:
-            pause_s = _PAUSE_S.get(type(error))
-            if pause_s is not None:
-                self._closed_until_s = time.monotonic() + pause_s
-            raise
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

@@ -17,9 +17,10 @@ from forestage_client._errors import ForestageError
 from forestage_client.integrations._chains import Chains
 from forestage_client.integrations._host_pages import BytesPage, HostPage, pages_of, tensor_page
 from forestage_client.integrations._host_room import HostRoom
+from forestage_client.integrations._outages import Away, Mismatch
 from forestage_client.integrations._quiet_log import QuietLog
 from forestage_client.integrations._sglang_settings import Settings
-from forestage_client.integrations._shared_store import Away, Mismatch, SharedStore
+from forestage_client.integrations._shared_store import SharedStore
 from forestage_client.integrations._staged_pages import StagedPages
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
     def _read(self, pool: str, keys: Sequence[str], pages: Sequence[HostPage]) -> list[bool]:
         if not keys:
             return []
-        component, shard = self._component(pool), self._shard(pool)
+        component = self._component(pool)
+        shard = self._store.shard(component)
         asked, usable = keys, len(keys)
         if self._store.attach().has_tails and not component.is_tail:
             stretch = self._chains.stretch(keys, may_go_on=len(keys) >= _BATCH_PAGES)
@@ -247,9 +249,6 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             raise ValueError(f"{len(keys)} keys, but {len(pages)} pages of {pool}")
         self._component(pool)
         components = self._components()
-        for component in components.values():
-            if component.shards > 1:
-                raise Mismatch(f"{component.name} has {component.shards} shards: only pages of one rank are written")
         if pool != KV:
             return [self._stage(pool, key, page) for key, page in zip(keys, pages, strict=True)]
         sides = [name for name in components if name != KV]
@@ -295,8 +294,8 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
     @_or_miss(lambda: None)
     def _attach_first(self) -> None:
         self._store.attach(populate=True)
-        for name in self._components():
-            self._shard(name)
+        for component in self._components().values():
+            self._store.shard(component)
 
     def _components(self) -> Mapping[str, Component]:
         return self._store.attach().components
@@ -306,15 +305,6 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             return self._components()[pool]
         except KeyError:
             raise Mismatch(f"the model has no component {pool!r}") from None
-
-    def _shard(self, pool: str) -> int:
-        component, rank = self._component(pool), self._settings.rank
-        shard = rank.shard_of(component.shards)
-        if shard is None:
-            raise Mismatch(
-                f"{pool} has {component.shards} shards in the service's model, but SGLang {rank.count} ranks"
-            )
-        return shard
 
     def _learn(self, keys: Sequence[str], boundaries: tuple[int, ...]) -> tuple[int, ...]:
         """Remember a prefix, and return those of its boundaries for which SGLang has room."""

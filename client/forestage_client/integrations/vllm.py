@@ -26,9 +26,10 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from forestage_client._errors import ForestageError
 from forestage_client._memory import address_of
 from forestage_client.client import Client
-from forestage_client.integrations._pool_rows import Attachment, Mismatch, PoolRows, RowGroup, RowModel
+from forestage_client.integrations._outages import Away, Mismatch
+from forestage_client.integrations._pool_rows import Attachment, PoolRows, RowGroup, RowModel
 from forestage_client.integrations._quiet_log import QuietLog
-from forestage_client.integrations._row_writes import Away, RowToWrite, RowWriter
+from forestage_client.integrations._row_writes import RowToWrite, RowWriter
 from forestage_client.pool_view import Stale
 
 __all__ = ["ForestageTier"]

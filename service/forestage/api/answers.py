@@ -210,6 +210,7 @@ class WriteCounts(BaseModel):
     durable: int = Field(description="Of them, pages that are in L3.")
     failed: int = Field(description="Of them, pages that L3 did not take after all attempts.")
     duplicate: int = Field(description="Pages that had become resident otherwise; their first copy stays.")
+    parts_left: int = Field(description="Callers that have yet to commit their part before anything is published.")
 
 
 class RegionAnswer(BaseModel):

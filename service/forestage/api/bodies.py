@@ -31,6 +31,7 @@ __all__ = [
 
 MAX_MS = 86_400_000  # one day
 MAX_WAIT_MS = 600_000
+MAX_PARTS = 4096  # of a write
 MAX_ACTIONS = 64  # in one envelope of hints
 PageKey = Annotated[str, Field(pattern="^([0-9a-fA-F]{2}){16,64}$")]
 Millis = Annotated[int, Field(ge=0, le=MAX_MS)]
@@ -230,6 +231,11 @@ class WriteBody(_Body):
     tails: dict[str, Annotated[list[Pages], Field(json_schema_extra={"uniqueItems": True})]] = Field(
         default={}, description="By tail component, the indexes of the pages that carry a state."
     )
+    request_id: RequestId | None = Field(
+        default=None, description="What the callers share who fill this write together; only with `parts` above 1."
+    )
+    parts: int = Field(default=1, ge=1, le=MAX_PARTS, description="How many callers fill it together.")
+    part: int = Field(default=0, ge=0, lt=MAX_PARTS, description="Which of them this one is.")
     tenant: TenantName = "default"
 
 

@@ -70,10 +70,10 @@ def describe_lookup(layout: ModelLayout, plan: Plan, boundaries: list[int]) -> d
     return {**answer, "boundaries": boundaries} if layout.tails else answer
 
 
-def describe_write(write: Write, remaining_ms: int) -> dict[str, Any]:
-    """Describe a reservation; valid while it is open."""
+def describe_write(write: Write, part: int, remaining_ms: int) -> dict[str, Any]:
+    """Describe a reservation to who fills a part of it; valid while it is open."""
     return {
-        "id": write.id,
+        "id": write.id_of(part),
         "model": write.layout.name,
         "stored": write.stored,
         "granted": write.granted,
@@ -90,6 +90,7 @@ def describe_progress(write: Write) -> dict[str, int]:
         "durable": write.durable,
         "failed": write.failed,
         "duplicate": write.duplicate,
+        "parts_left": write.parts_left,
     }
 
 

@@ -36,7 +36,10 @@ PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "unknown-job": ProblemType(404, "no job of this id: never begun, deleted, or forgotten"),
     "unknown-write": ProblemType(404, "no write of this id: never begun, dropped, or forgotten"),
     "method-not-allowed": ProblemType(405, "the route takes other methods, named in `Allow`"),
-    "request-id-conflict": ProblemType(409, "the `request_id` belongs to a job of another request"),
+    "request-id-conflict": ProblemType(
+        409, "the `request_id` belongs to a job, or to an open write, of another request"
+    ),
+    "part-taken": ProblemType(409, "another process fills that `part` of the write"),
     "message-id-conflict": ProblemType(409, "the `message_id` belongs to an earlier envelope of other content"),
     "lease-gone": ProblemType(410, "the lease has expired, was released, or never existed"),
     "write-gone": ProblemType(410, "the write expired before it was committed"),

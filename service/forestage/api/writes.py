@@ -17,6 +17,7 @@ from forestage.api.waiting import wait_for_write
 from forestage.core.errors import BadRequestError
 from forestage.core.layout import ModelLayout
 from forestage.core.write import WriteState
+from forestage.core.write_parts import Share
 
 __all__ = ["build_writes"]
 
@@ -33,16 +34,16 @@ def build_writes(context: Context) -> APIRouter:
         summary="Reserve slots for pages that the caller will put there",
         status_code=201,
         response_model=WriteAnswer,
-        responses=problem_answers(*KEYS_PROBLEMS),
+        responses=problem_answers(*KEYS_PROBLEMS, "request-id-conflict", "part-taken"),
         openapi_extra=request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:
         raw, keys = await read_keys(request, config)
         body = check(WriteBody, raw)
         tails = _by_component(service.engine.pool(body.model).layout, body.tails, len(keys))
-        write = await service.begin_write(body.model, keys, tails, tenant_of(request, body))
+        write = await service.begin_write(body.model, keys, tails, tenant_of(request, body), _share(body))
         place = {"instance": context.pool.instance, "generation": context.pool.generation}
-        return answer(request, {**describe_write(write, service.write_remaining_ms(write)), **place}, 201)
+        return answer(request, {**describe_write(write, body.part, service.write_remaining_ms(write)), **place}, 201)
 
     @router.post(
         "/{write_id}/commit",
@@ -51,8 +52,8 @@ def build_writes(context: Context) -> APIRouter:
         responses=problem_answers("unknown-write", "write-gone"),
     )
     async def commit_write(request: Request, write_id: str) -> Response:
-        write = service.find_write(write_id, bound_tenant(request))
-        return answer(request, describe_progress(service.commit_write(write.id)))
+        service.find_write(write_id, bound_tenant(request))
+        return answer(request, describe_progress(service.commit_write(write_id)))
 
     @router.get(
         "/{write_id}",
@@ -73,6 +74,15 @@ def build_writes(context: Context) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _share(body: WriteBody) -> Share | None:
+    """Return which part of a write is asked for, None for a write of one caller; raises BadRequestError."""
+    if body.part >= body.parts:
+        raise BadRequestError(f"part: {body.part} is none of {body.parts} parts")
+    if (body.request_id is not None) != (body.parts > 1):
+        raise BadRequestError("request_id: goes with parts above 1, and those with it")
+    return None if body.request_id is None else Share(body.request_id, body.part, body.parts)
 
 
 def _by_component(layout: ModelLayout, tails: Mapping[str, Sequence[int]], num_pages: int) -> dict[int, list[int]]:

@@ -42,6 +42,7 @@ from forestage.core.tenants import DEFAULT_TENANT, Tenants, TenantShare
 from forestage.core.timeline import Event
 from forestage.core.timers import Timers
 from forestage.core.write import Write, WriteSettings
+from forestage.core.write_parts import Share
 from forestage.core.writes import Writes
 
 __all__ = ["Engine", "EngineSettings"]
@@ -207,18 +208,42 @@ class Engine:
         masks: Masks | None,
         now: float,
         tenant: str = DEFAULT_TENANT,
+        share: Share | None = None,
     ) -> Write:
-        """Reserve slots for pages that an engine will write, see Writes.begin. Raises NotFoundError, StoppingError."""
+        """Reserve slots for pages that an engine will write, see Writes.begin; join a write where `share` says so.
+
+        Raises NotFoundError, StoppingError, and ConflictError as `join_write`.
+        """
         pool = self.pool(model)
         self._refuse_if_stopping()
-        return self.writes.begin(pool, keys, tails, masks, now, self.tenants.number(tenant))
+        joined = self.join_write(model, keys, tails, share, now, tenant)
+        return joined or self.writes.begin(pool, keys, tails, masks, now, self.tenants.number(tenant), share)
+
+    def join_write(
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]],
+        share: Share | None,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Write | None:
+        """Return the write that another process has begun for `share`, if there is one, to fill a part of it.
+
+        Raises ConflictError when it is of other pages or that part is taken, NotFoundError.
+        """
+        if share is None:
+            return None
+        return self.writes.join(self.pool(model), keys, tails, share, now, self.tenants.number(tenant))
 
     def commit_write(self, write_id: str, now: float) -> Write:
         """Publish the pages of a write: resident at once, in L3 behind; jobs that wait for one have it now. Idempotent.
 
-        Raises NotFoundError, and GoneError when it has expired.
+        One of several parts is published with the last. Raises NotFoundError, and GoneError when it has expired.
         """
         write = self.writes.find(write_id, now)
+        if not self.writes.finish_part(write, write_id):
+            return write
         moved: dict[Job, None] = {}
 
         def take_page(load: Load, jobs: Sequence[Job], slot: int) -> None:

@@ -70,6 +70,9 @@ class Write:
     Pages from `granted` on got no slots, for `reason`. By component and page, `slots` are what the engine may fill
     until `expires_at`, and `held` what was committed and is not yet released. `waiting` says of how many components
     of a page L3 does not have it yet, `lost` for which pages one was given up.
+
+    Of `num_parts` parts, those in `begun` were given to a process, and those in `there` are filled; 0 parts: it is one
+    process's alone.
     """
 
     id: str
@@ -91,6 +94,19 @@ class Write:
     waiting: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     timer: int = 0
+    request_id: str = ""
+    num_parts: int = 0
+    begun: set[int] = field(default_factory=set)
+    there: set[int] = field(default_factory=set)
+
+    @property
+    def parts_left(self) -> int:
+        """How many parts are still to be filled."""
+        return self.num_parts - len(self.there)
+
+    def id_of(self, part: int) -> str:
+        """Return the id by which whoever fills a part knows this write."""
+        return f"{self.id}.{part}" if self.num_parts else self.id
 
     @property
     def settled(self) -> bool:

@@ -22,6 +22,7 @@ from forestage.core.loads import Load
 from forestage.core.model_pool import ModelPool
 from forestage.core.timers import Timers
 from forestage.core.write import PageWrite, Write, WriteReason, WriteResult, WriteSettings, WriteState
+from forestage.core.write_parts import Share, SharedWrites
 
 __all__ = ["Writes"]
 
@@ -30,7 +31,10 @@ Arrival = Callable[[Load, Sequence[Job], int], None]
 
 
 class Writes:
-    """Writes by id, and the queue of dirty pages to L3. `settled` are writes to announce, once each."""
+    """Writes by id, and the queue of dirty pages to L3. `settled` are writes to announce, once each.
+
+    The id of a part of a write is that of the write, a dot and the part's number.
+    """
 
     def __init__(
         self, pools: Mapping[str, ModelPool], settings: WriteSettings, timers: Timers[Callable[[float], None]]
@@ -40,6 +44,7 @@ class Writes:
         self._timers = timers
         self._by_id: dict[str, Write] = {}
         self._owning: dict[Write, None] = {}
+        self._shared = SharedWrites()
         self._queue: deque[PageWrite] = deque()
         self._retries: dict[PageWrite, int] = {}
         self._in_flight: set[PageWrite] = set()
@@ -62,14 +67,35 @@ class Writes:
 
         Raises NotFoundError, or GoneError for one that has expired.
         """
-        write = self._by_id.get(write_id)
-        if write is None or tenant not in {None, write.tenant}:
+        write = self._known(write_id, tenant)
+        if write is None:
             raise NotFoundError("no write with this id: unknown, dropped or forgotten", slug="unknown-write")
         if write.state is WriteState.EXPIRED or (write.state is WriteState.OPEN and write.expires_at <= now):
             raise GoneError("this write has expired before it was committed", slug="write-gone")
         return write
 
+    def _known(self, write_id: str, tenant: int | None) -> Write | None:
+        whole, dot, part = write_id.partition(".")
+        write = self._by_id.get(whole)
+        if write is None or tenant not in {None, write.tenant}:
+            return None
+        is_its = part in map(str, write.begun) if write.num_parts else not dot
+        return write if is_its else None
+
     # ---- the engine's part
+
+    def join(
+        self,
+        pool: ModelPool,
+        keys: Sequence[bytes],
+        tails: Mapping[int, Sequence[int]],
+        share: Share,
+        now: float,
+        tenant: int = 0,
+    ) -> Write | None:
+        """Give a part of a write that another process has begun; None when there is none. Raises ConflictError."""
+        write = self._shared.join(pool.layout, keys, tails, share, tenant)
+        return write if write is None or write.expires_at > now else None
 
     def begin(
         self,
@@ -79,12 +105,14 @@ class Writes:
         masks: Masks | None,
         now: float,
         tenant: int = 0,
+        share: Share | None = None,
     ) -> Write:
         """Reserve slots for what is neither resident nor in L3 (`masks[c][i]`; None when L3 could not be asked).
 
         `tails[c]` are the pages that carry a state of tail component c. What does not fit is cut at a page: the
         reservation covers a prefix of `keys`. It evicts pages that it names itself only when nothing new fits
-        otherwise: of a prefix longer than the pool, what L3 has makes room for what comes behind.
+        otherwise: of a prefix longer than the pool, what L3 has makes room for what comes behind. A write without a
+        slot has no parts.
         """
         wanted: list[list[int]] = []
         resident: list[list[int]] = []
@@ -113,6 +141,8 @@ class Writes:
         write.tenant = tenant
         write.timer = self._timers.put(until, partial(self._expire, write))
         self._by_id[write.id] = write
+        if share is not None and write.reserved:
+            self._shared.add(write, share)
         self.asked += len(keys)
         self.results[WriteResult.STORED] += len(stored)
         self.results[WriteResult.REFUSED] += sum(page >= granted for page in needed)
@@ -132,6 +162,12 @@ class Writes:
                 reason = WriteReason.BACK_PRESSURE if is_pressed else WriteReason.HOST_CAPACITY
         return length, reason
 
+    def finish_part(self, write: Write, write_id: str) -> bool:
+        """Note that a part, or a write of one process, is filled; say whether all of the write is."""
+        if write.num_parts and write.state is WriteState.OPEN:
+            write.there.add(int(write_id.rpartition(".")[2]))
+        return not write.parts_left
+
     def commit(self, write: Write, on_arrival: Arrival, now: float) -> None:
         """Publish the pages of an open write: resident at once, dirty until L3 has them. Idempotent.
 
@@ -141,6 +177,7 @@ class Writes:
         if write.state is not WriteState.OPEN:
             return
         write.state = WriteState.COMMITTED
+        self._shared.close(write)
         self._timers.take_back(write.timer)
         pool, reserved = self._pools[write.layout.name], write.reserved
         keys, granted, write.slots, write.keys = write.keys, write.slots, [], ()
@@ -161,26 +198,36 @@ class Writes:
     def drop(self, write_id: str, now: float, tenant: int | None = None) -> None:
         """Forget a write; an open one gives its slots back at once, what was committed goes on to L3. Idempotent.
 
-        One that is not the tenant's, if one is named, stays as it is.
+        One that is not the tenant's, if one is named, stays as it is. An open write of which others fill parts ends
+        too, but keeps its slots for as long as these may go on.
         """
-        write = self._by_id.get(write_id)
-        if write is None or tenant not in {None, write.tenant}:
+        write = self._known(write_id, tenant)
+        if write is None:
             return
-        del self._by_id[write_id]
-        if write.state is WriteState.OPEN:
-            self.results[WriteResult.DROPPED] += write.reserved
-            write.state = WriteState.EXPIRED
-            self.settled.append(write)
-        if write.slots:
+        del self._by_id[write.id]
+        was_open = write.state is WriteState.OPEN
+        if was_open:
+            self._end(write, WriteResult.DROPPED)
+        if write.slots and len(write.begun) <= 1:
             self._take_back(write, now)
-        else:
+        elif write.slots and was_open:
+            self._timers.take_back(write.timer)
+            self._take_back_later(write, write.expires_at)
+        elif not write.slots:
             self._timers.take_back(write.timer)
 
     def _expire(self, write: Write, now: float) -> None:
+        self._end(write, WriteResult.EXPIRED)
+        self._take_back_later(write, now)
+
+    def _end(self, write: Write, result: WriteResult) -> None:
         write.state = WriteState.EXPIRED
-        self.results[WriteResult.EXPIRED] += write.reserved
+        self._shared.close(write)
+        self.results[result] += write.reserved
         self.settled.append(write)
-        write.timer = self._timers.put(now + self.settings.margin_s, partial(self._take_back, write))
+
+    def _take_back_later(self, write: Write, ends_at: float) -> None:
+        write.timer = self._timers.put(ends_at + self.settings.margin_s, partial(self._take_back, write))
 
     def _take_back(self, write: Write, now: float) -> None:
         """Free the slots of a write that nobody fills any more."""
@@ -317,6 +364,7 @@ class Writes:
 
     def check_integrity(self) -> None:
         """Compare writes, pages on their way and pools; raise with the numbers if the law is broken. O(dirty)."""
+        self._shared.check_integrity()
         on_their_way = [*self._queue, *self._retries, *self._in_flight]
         for name, pool in self._pools.items():
             mine = [write for write in self._owning if write.layout.name == name]

@@ -16,6 +16,7 @@ from forestage.core.plan import Plan
 from forestage.core.residency import Residency
 from forestage.core.tenants import DEFAULT_TENANT
 from forestage.core.write import Write
+from forestage.core.write_parts import Share
 from forestage.prefetch.feed import ResidencyFeed
 from forestage.prefetch.page_keys import PageKeys
 from forestage.prefetch.reads import Reads, SlotMemory
@@ -244,12 +245,17 @@ class PrefetchService:
         keys: Sequence[bytes],
         tails: Mapping[int, Sequence[int]],
         tenant: str = DEFAULT_TENANT,
+        share: Share | None = None,
     ) -> Write:
         """Reserve slots for pages that are neither resident nor in L3; `tails[c]`: pages that carry a state.
 
-        L3 is asked first; while it cannot be asked, nothing counts as stored. Raises NotFoundError, StoppingError.
+        L3 is asked first; while it cannot be asked, nothing counts as stored. With `share`, who comes first begins the
+        write, and the others join it. Raises NotFoundError, StoppingError, ConflictError.
         """
         pool = self.engine.pool(model)
+        joined = self.engine.join_write(model, keys, tails, share, self._clock(), tenant)
+        if joined is not None:
+            return joined
         first_page = pool.host_run(pool.look_up(keys), 0)
         missing = (page for c, pages in tails.items() for page in pages if pool.index[c].find(keys[page]) < 0)
         first_tail = min(missing, default=len(keys))
@@ -260,7 +266,7 @@ class PrefetchService:
             probe = Probe(keys, first_page=first_page, first_tail=first_tail, known=known)
             presence = await self._ask(pool, probe)
             masks = None if presence is None else presence.masks
-        write = self.engine.begin_write(model, keys, tails, masks, self._clock(), tenant)
+        write = self.engine.begin_write(model, keys, tails, masks, self._clock(), tenant, share)
         self._progress()
         return write
 

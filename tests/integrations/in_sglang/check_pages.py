@@ -3,7 +3,9 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,73 @@ def test_each_rank_reads_its_own_shard(stack: ExitStack, tmp_path: Path) -> None
             assert torch.equal(flat(target, page), flat(source, page))
     alone = open_backend(stack, tmp_path, sources[0])
     assert alone.batch_get_v1(KEYS[:2], slots_of([0, 1])) == [False] * 2  # laid out for two ranks
+
+
+def test_the_ranks_write_pages_together(stack: ExitStack, tmp_path: Path) -> None:
+    stack.enter_context(running(set_up(tmp_path, kv_page_bytes(), STATE_BYTES, ranks=2)))
+    sources = [make_kv_pool(layout, 12) for layout in ("page_first", "layer_first")]
+    states = [StatePool(4, STATE_BYTES) for _ in range(2)]
+    ranks = [open_backend(stack, tmp_path, source, rank=rank, ranks=2) for rank, source in enumerate(sources)]
+
+    def state(key: str, slot: int) -> PoolTransfer:
+        indices = torch.tensor([slot])
+        return PoolTransfer(
+            name=PoolName.MAMBA, keys=[key], host_indices=indices, hit_policy=PoolHitPolicy.TRAILING_PAGES
+        )
+
+    for rank, pool in zip(ranks, states, strict=True):
+        rank.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+        assert rank.batch_set_v2([state(KEYS[3], 2)]) == {"mamba": [True]}
+    # The first rank's part alone is no page.
+    assert ranks[0].batch_set_v1(KEYS[:4], slots_of([5, 6, 7, 8])) == [True] * 4
+    assert ranks[1].batch_exists(KEYS) == 0
+    assert ranks[1].batch_set_v1(KEYS[:4], slots_of([1, 2, 3, 4])) == [True] * 4
+    assert [rank.batch_exists(KEYS) for rank in ranks] == [4, 4]
+
+    # Both at once, in several calls, as SGLang's threads make them.
+    def write_rest(rank: int) -> bool:
+        calls = []
+        for first, last in ((4, 7), (7, 10)):
+            if last == 10:
+                assert ranks[rank].batch_set_v2([state(KEYS[9], 3)]) == {"mamba": [True]}
+            calls += ranks[rank].batch_set_v1(KEYS[first:last], slots_of(list(range(first - rank, last - rank))))
+        return calls == [True] * 6
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(write_rest, range(2))) == [True, True]
+    assert [rank.batch_exists(KEYS) for rank in ranks] == [10, 10]
+
+    def all_there(files: Any) -> bool:
+        return bool(files.batch_exists(KEYS) == 10 and files.exists(f"{KEYS[9]}.mamba"))
+
+    # SGLang's own backend finds each rank's bytes under its name.
+    places = [[5, 6, 7, 8, *range(4, 10)], [1, 2, 3, 4, *range(3, 9)]]
+    for rank, source in enumerate(sources):
+        files = file_backend(tmp_path, rank, 2)
+        until(partial(all_there, files))
+        for key, place in zip(KEYS, places[rank], strict=True):
+            read = files.get(key, source.get_dummy_flat_data_page())
+            assert read is not None
+            assert torch.equal(read.view(torch.int16), flat(source, place))
+        for key, slot in ((KEYS[3], 2), (KEYS[9], 3)):
+            read = files.get(f"{key}.mamba", states[rank].get_dummy_flat_data_page())
+            assert torch.equal(read, states[rank].states[slot])
+    assert ranks[0].batch_set_v1(KEYS, slots_of(list(range(10)))) == [True] * 10  # all there: nobody to wait for
+
+
+def test_a_rank_that_writes_no_page_of_the_others_keeps_nothing_from_them(stack: ExitStack, tmp_path: Path) -> None:
+    stack.enter_context(running(set_up(tmp_path, kv_page_bytes(), ranks=2)))
+    source = make_kv_pool("page_first", 12)
+    ranks = [open_backend(stack, tmp_path, source, rank=rank, ranks=2) for rank in range(2)]
+    assert ranks[0].batch_set_v1(KEYS[:4], slots_of(list(range(4)))) == [True] * 4
+    # The same part twice, as by another engine with the same prompt: it is being written already.
+    twin = open_backend(stack, tmp_path, source, rank=0, ranks=2)
+    assert twin.batch_set_v1(KEYS[:4], slots_of(list(range(4)))) == [False] * 4
+    # Other pages than rank 0's, of which it never writes its part.
+    assert ranks[1].batch_set_v1(KEYS[4:8], slots_of(list(range(4)))) == [True] * 4
+    assert ranks[1].batch_exists(KEYS) == 0
+    assert ranks[1].batch_set_v1(KEYS[:4], slots_of(list(range(4)))) == [True] * 4
+    assert ranks[1].batch_exists(KEYS) == 4
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
