@@ -21,6 +21,7 @@ from forestage.core.loads import Load
 from forestage.core.shared_index import SharedIndex
 from forestage.core.tenants import TenantShare
 from forestage.core.write import WriteSettings
+from forestage.core.write_parts import Share
 from model.oracle import Expected, expect_plan, expect_write, kept_for_writes, needed_keys
 from model.watching import Watched, Watcher
 from model.writing import Writing
@@ -143,6 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.watcher = Watcher(self.driver)
         self.writing = Writing(self.driver)
         self.asked: list[tuple[Job, list[bytearray]]] = []
+        self.names = 0  # of writes of several parts
 
     # ---- requests
 
@@ -293,20 +295,25 @@ class EngineMachine(RuleBasedStateMachine):
         length=LENGTH,
         states=st.lists(INDEX, max_size=4),
         asked=st.sampled_from([True, False, False]),
+        parts=st.sampled_from([1, 1, 2]),
     )
-    def begin_writes(self, numbers: list[int], length: int, states: list[int], asked: bool) -> None:
-        """Reserve for one writer, or for two whose pages may be the same."""
+    def begin_writes(self, numbers: list[int], length: int, states: list[int], asked: bool, parts: int) -> None:
+        """Reserve for one writer, or for two whose pages may be the same; each of one process, or of two."""
         for number in numbers:
-            self._begin_write(number, length, states, asked)
+            self._begin_write(number, length, states, asked, parts)
 
-    def _begin_write(self, number: int, length: int, states: list[int], asked: bool) -> None:
+    def _begin_write(self, number: int, length: int, states: list[int], asked: bool, parts: int) -> None:
         keys, tenant = self._keys(number, length), TENANTS[number % 4]
         # In whatever order: pages are told as they were asked.
         pages = list(dict.fromkeys(state % length for state in states)) if length else []
         tails = dict.fromkeys(self.driver.layout.tails, pages)
         granted, stored, lent = expect_write(self.driver, keys, tails, asked, tenant)
         before = [driver_log.lent.copy() for driver_log in self.driver.logs]
-        write = self.driver.begin_write(keys, tails, asked=asked, tenant=tenant)
+        self.names += 1
+        shares = [Share(f"{self.names}", part, parts) if parts > 1 else None for part in (0, 1)]
+        write = self.driver.begin_write(keys, tails, asked=asked, tenant=tenant, share=shares[0])
+        if write.num_parts:
+            assert self.driver.begin_write(keys, tails, asked=asked, tenant=tenant, share=shares[1]) is write
         assert (write.granted, list(write.stored)) == (granted, stored)
         assert (write.reason is None) == (granted == length)
         assert [set(slots) for slots in write.slots] == lent
@@ -323,13 +330,18 @@ class EngineMachine(RuleBasedStateMachine):
         """Commit or drop a write, in time or too late."""
         write = self.writing.open.pop(index % len(self.writing.open))
         if how == "drop":
+            is_shared, was_lent = bool(write.num_parts), self.writing.lent_to(write)
             for _ in range(2):
-                self.engine.writes.drop(write.id, self.driver.now)
-            assert not self.writing.lent_to(write)
+                self.engine.writes.drop(write.id_of(1), self.driver.now)
+            # Of two processes the other one may go on for a while.
+            assert self.writing.lent_to(write) == (is_shared and was_lent)
         elif write.expires_at <= self.driver.now:
             with pytest.raises((GoneError, NotFoundError)):
                 self.driver.commit(write)
         else:
+            if write.num_parts:
+                self.driver.commit(write, 1)
+                assert not write.committed
             new, duplicates = self.writing.expect_commit(write)
             for c, _, _, slot in new:
                 self.watcher.page_written(c, slot)

@@ -21,8 +21,11 @@ def kv_page_bytes() -> int:
     return 2 * _LAYERS * _PAGE * _HEADS * _WIDTH * 2
 
 
-def make_kv_pool(layout: str, pages: int) -> Any:
-    """Return a key and value pool of SGLang's, of so many pages of 16 tokens, filled with noise."""
+def make_kv_pool(layout: str, pages: int, allocator: Any = None) -> Any:
+    """Return a key and value pool of SGLang's, of so many pages of 16 tokens, filled with noise.
+
+    Its memory is Python's, or comes from one of SGLang's allocators.
+    """
     pool = MHATokenToKVPoolHost.__new__(MHATokenToKVPoolHost)
     size = pages * _PAGE
     shape = {
@@ -31,6 +34,9 @@ def make_kv_pool(layout: str, pages: int) -> Any:
         "page_first_direct": (2, pages, _LAYERS, _PAGE, _HEADS, _WIDTH),
     }[layout]
     buffer = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16).view(torch.bfloat16)
+    if allocator is not None:
+        memory = allocator.allocate(shape, torch.bfloat16, "cpu")
+        buffer = memory.copy_(buffer)
     fields = {"layout": layout, "page_size": _PAGE, "size": size, "page_num": pages, "layer_num": _LAYERS}
     shape_fields = {"head_num": _HEADS, "head_dim": _WIDTH, "dtype": torch.bfloat16, "kv_buffer": buffer}
     vars(pool).update(fields, **shape_fields, pin_memory=False, device="cpu", dcp_size=1)
