@@ -4,9 +4,11 @@ import time
 from dataclasses import dataclass
 
 from forestage import __version__
-from forestage.config import Config
+from forestage.config import Config, ModelConfig
 from forestage.core.breaker import Breaker
 from forestage.core.engine import Engine, EngineSettings
+from forestage.core.hints import HintCounts
+from forestage.core.kv_events import HashForm, KvForm
 from forestage.core.model_pool import ModelPool
 from forestage.core.residency import Residency
 from forestage.core.tenants import Tenants
@@ -18,6 +20,7 @@ from forestage.observe.observers import JobObservers, StorageObservers
 from forestage.observe.tracing import Tracing
 from forestage.pool.file import PoolFile, PoolSettings
 from forestage.prefetch.feed import ResidencyFeed
+from forestage.prefetch.kv_publisher import KvPublisher, PublisherSettings
 from forestage.prefetch.service import PrefetchService
 from forestage.storage.base import Storage
 from forestage.storage.files import FileStorage
@@ -31,7 +34,7 @@ __all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The parts of one running service. `storage` is the guarded one."""
+    """The parts of one running service. `storage` is the guarded one; `publisher` is to be opened before it runs."""
 
     config: Config
     pool: PoolFile
@@ -40,6 +43,7 @@ class Assembly:
     history: History
     service: PrefetchService
     tracing: Tracing | None
+    publisher: KvPublisher | None
 
 
 def pool_settings(config: Config) -> PoolSettings:
@@ -126,9 +130,42 @@ def assemble(config: Config, pool: PoolFile, storage: Storage, tracing: Tracing 
         engine.writes.adopt(pools[layout.name], dirty[layout.name], now)
         slots = [[slot for region, slot in lent if region == i] for i in mine]
         engine.writes.quarantine(pools[layout.name], slots, now)
-    metrics.watch(engine, pool.path, pool.pinned, pool.generation)
     traced = [] if tracing is None else [tracing.spans]
     told = JobObservers((metrics, history, JobLog(), *traced))
     feed = ResidencyFeed(Residency(pools, config.events.buffer), config.events.max_listeners)
-    service = PrefetchService(engine, pool, lambda model, c: index_of[model, c], guarded, told, residency=feed)
-    return Assembly(config, pool, guarded, metrics, history, service, tracing)
+    publisher = KvPublisher(feed, config.layouts(), _publisher_settings(config)) if config.events.publish else None
+    hints = HintCounts()
+    metrics.watch(engine, feed, hints, pool.path, pool.pinned, pool.generation)
+    service = PrefetchService(
+        engine,
+        pool,
+        lambda model, c: index_of[model, c],
+        guarded,
+        told,
+        residency=feed,
+        companions=[] if publisher is None else [publisher.run],
+        hints=hints,
+    )
+    return Assembly(config, pool, guarded, metrics, history, service, tracing, publisher)
+
+
+def _publisher_settings(config: Config) -> PublisherSettings:
+    events = config.events
+    return PublisherSettings(
+        endpoint=events.endpoint,
+        replay_endpoint=events.replay_endpoint,
+        topic=events.topic,
+        form=KvForm(events.form),
+        hash_forms={model.name: _hash_form(events.hashes, model) for model in config.models},
+        buffer_steps=events.buffer_steps,
+        data_parallel_rank=events.data_parallel_rank,
+        clear=events.clear,
+    )
+
+
+def _hash_form(word: str, model: ModelConfig) -> HashForm:
+    """Return how block hashes of a model are written; "auto" goes by the engine whose page keys it has."""
+    if word != "auto":
+        return HashForm(word)
+    scheme = "" if model.hash is None else model.hash.scheme
+    return next((form for form in (HashForm.VLLM, HashForm.SGLANG) if scheme.startswith(form)), HashForm.BYTES)

@@ -164,6 +164,8 @@ async def _serve_pool(
         )
     )
     await parts.storage.open()
+    if parts.publisher is not None:
+        parts.publisher.open()
     started = asyncio.Event()
     running = asyncio.create_task(service.run(started))
     await started.wait()

@@ -50,6 +50,15 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_WRITES__KEEP_DONE_MS", "0", "writes.keep_done_ms", 0),
     ("FORESTAGE_EVENTS__BUFFER", "100", "events.buffer", 100),
     ("FORESTAGE_EVENTS__MAX_LISTENERS", "0", "events.max_listeners", 0),
+    ("FORESTAGE_EVENTS__PUBLISH", "true", "events.publish", True),
+    ("FORESTAGE_EVENTS__ENDPOINT", "tcp://*:6557", "events.endpoint", "tcp://*:6557"),
+    ("FORESTAGE_EVENTS__REPLAY_ENDPOINT", "", "events.replay_endpoint", ""),
+    ("FORESTAGE_EVENTS__FORM", "map", "events.form", "map"),
+    ("FORESTAGE_EVENTS__HASHES", "vllm", "events.hashes", "vllm"),
+    ("FORESTAGE_EVENTS__TOPIC", "kv@{model}", "events.topic", "kv@{model}"),
+    ("FORESTAGE_EVENTS__BUFFER_STEPS", "10", "events.buffer_steps", 10),
+    ("FORESTAGE_EVENTS__DATA_PARALLEL_RANK", "3", "events.data_parallel_rank", 3),
+    ("FORESTAGE_EVENTS__CLEAR", "false", "events.clear", False),
 ]
 
 WRONG = [
@@ -68,6 +77,12 @@ WRONG = [
     ("FORESTAGE_POOL__WRITE_RESERVE", "1e999", "pool.write_reserve: must be a finite number"),
     ("FORESTAGE_STORAGE__FILE__DIRECT", "yes", "storage.file.direct: must be true or false"),
     ("FORESTAGE_STORAGE__KIND", "hicache_file", "storage.kind: must be "),
+    (
+        "FORESTAGE_EVENTS__REPLAY_ENDPOINT",
+        "tcp://x",
+        "events.replay_endpoint: must be empty, or like tcp://127.0.0.1:5558",
+    ),
+    ("FORESTAGE_EVENTS__ENDPOINT", "", "events.endpoint: must be like tcp://127.0.0.1:5557"),
     ("FORESTAGE_LEASE__DEFAULT_MS", "600001", "lease.default_ms: must be at most lease.max_ms (600000)"),
 ]
 

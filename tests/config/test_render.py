@@ -148,7 +148,19 @@ def test_every_default_is_written_out() -> None:
             "keep_done_ms": 60000,
         },
         "writes": {"expire_ms": 30000, "max_dirty_fraction": 0.5, "max_attempts": 5, "keep_done_ms": 60000},
-        "events": {"buffer": 65536, "max_listeners": 16},
+        "events": {
+            "buffer": 65536,
+            "max_listeners": 16,
+            "publish": False,
+            "endpoint": "tcp://127.0.0.1:5557",
+            "replay_endpoint": "tcp://127.0.0.1:5558",
+            "form": "array",
+            "hashes": "auto",
+            "topic": "",
+            "buffer_steps": 10_000,
+            "data_parallel_rank": 0,
+            "clear": True,
+        },
         "lease": {"default_ms": 30000, "max_ms": 600000, "max_pin_ms": 3600000, "max_pinned_fraction": 1.0},
         "models": [
             {

@@ -220,6 +220,8 @@ async def live(
     sock = bind_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if parts.publisher is not None:
+        parts.publisher.open()
     started = asyncio.Event()
     running = asyncio.create_task(parts.service.run(started))
     await started.wait()

@@ -51,10 +51,17 @@ class _Done:
     job: Job | None = None
     further: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def outcome(self) -> HintOutcome:
+        """How it stands now."""
+        return self._verdict_now().outcome
+
+    def _verdict_now(self) -> Verdict:
+        return self.verdict if self.job is None else judge_job(self.job)
+
     def describe(self) -> dict[str, Any]:
-        verdict, further, job = self.verdict, self.further, self.job
+        verdict, further, job = self._verdict_now(), self.further, self.job
         if job is not None:
-            verdict = judge_job(job)
             shortfall = {reason.value: pages for reason, pages in job.shortfall.items()}
             standing = {"request_id": job.request.request_id, "state": job.state.value, "shortfall": shortfall}
             further = {**further, **standing, "pages": _pages(job.lengths())}
@@ -87,15 +94,20 @@ def build_hints(context: Context) -> APIRouter:
         if len(set(ids)) != len(ids):
             raise BadRequestError("actions: an action_id occurs twice")
         sender, digest = bound_tenant(request), _digest(raw)
+        fresh: tuple[_Done, ...] = ()
         done = memory.find(sender, envelope.message_id, digest, arrived)
         if done is None:
             steps = await _Reader(context, request, envelope.message_id, arrived).read(envelope.actions)
             # It may have come a second time meanwhile.
             done = memory.find(sender, envelope.message_id, digest, service.now())
             if done is None:
-                done = tuple([step() for step in steps])
+                done = fresh = tuple([step() for step in steps])
                 memory.remember(sender, envelope.message_id, digest, done, service.now())
-        await wait_for_jobs(service, [each.job for each in done if each.job is not None], wait_ms, request.receive)
+        try:
+            await wait_for_jobs(service, [each.job for each in done if each.job is not None], wait_ms, request.receive)
+        finally:
+            for each in fresh:
+                service.hints.add(each.action.action_type, each.outcome)
         heading = {"protocol_version": envelope.protocol_version, "message_id": envelope.message_id}
         return answer(request, {**heading, "actions": [each.describe() for each in done]})
 

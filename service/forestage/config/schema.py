@@ -10,9 +10,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from forestage.config.models import ModelConfig
 from forestage.config.quantities import Bytes, Mode
 from forestage.config.redis_url import RedisUrl
-from forestage.config.section import AtLeastOne, Count, Milliseconds, Section, Timeout
+from forestage.config.section import MAX_RANKS, AtLeastOne, Count, Milliseconds, Section, Timeout
 from forestage.config.tenants import TenantConfig
-from forestage.config.words import Host, Path, Prefix, SocketPath, Text
+from forestage.config.words import Endpoint, Host, Path, Prefix, ReplayEndpoint, SocketPath, Text, Topic
 from forestage.core.layout import ModelLayout
 from forestage.core.tenants import TenantShare
 
@@ -149,10 +149,19 @@ class WritesConfig(Section):
 
 
 class EventsConfig(Section):
-    """Who may follow what comes into the pool and leaves it."""
+    """Who may follow what comes into the pool and leaves it, and whether it is published as KV events."""
 
     buffer: int = Field(default=65536, ge=1, le=2**24)  # events; nothing is kept while nobody listens
     max_listeners: int = Field(default=16, ge=0, le=1024)
+    publish: bool = False
+    endpoint: Endpoint = "tcp://127.0.0.1:5557"
+    replay_endpoint: ReplayEndpoint = "tcp://127.0.0.1:5558"  # empty: no replays
+    form: Literal["array", "map"] = "array"
+    hashes: Literal["auto", "bytes", "vllm", "sglang"] = "auto"
+    topic: Topic = ""
+    buffer_steps: int = Field(default=10_000, ge=1, le=2**20)  # batches
+    data_parallel_rank: int = Field(default=0, ge=0, le=MAX_RANKS)
+    clear: bool = True
 
 
 class Config(Section):

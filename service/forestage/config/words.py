@@ -10,23 +10,29 @@ from pydantic import AfterValidator, BeforeValidator
 
 __all__ = [
     "ComponentName",
+    "Endpoint",
     "FolderName",
     "Host",
     "LmcacheName",
     "Name",
     "Path",
     "Prefix",
+    "ReplayEndpoint",
     "Salt",
     "ServedName",
     "SocketPath",
     "Tag",
     "Text",
+    "Topic",
     "is_name",
 ]
 
 MAX_NAME = 128  # bytes
 MAX_PATH = 4000  # bytes: Linux takes 4095
 MAX_SOCKET_PATH = 107  # bytes: sun_path without its closing zero
+_ENDPOINT = (
+    r"tcp://(\*|[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]):(\*|[0-9]{1,5})|ipc:///[^\s]{1,100}"
+)
 
 
 def is_name(value: object) -> bool:
@@ -83,4 +89,7 @@ FolderName = Annotated[Text, _shaped(r"(?!\.{1,2}$)[^/]{0,255}", "must be the na
 LmcacheName = Annotated[Name, _shaped(r"[^@]+", "must not contain an at sign, which LMCache forbids")]
 Salt = Annotated[Text, _shaped(r"[^@/\\]{0,128}", "must be at most 128 characters without @, / and \\")]
 Path = Annotated[Text, _shaped(r".+", "must not be empty"), _at_most(MAX_PATH)]
+Endpoint = Annotated[Text, _shaped(_ENDPOINT, "must be like tcp://127.0.0.1:5557, tcp://*:5557 or ipc:///run/kv.sock")]
+Topic = Annotated[Text, _at_most(256)]
+ReplayEndpoint = Annotated[Text, _shaped(f"(?:{_ENDPOINT})?", "must be empty, or like tcp://127.0.0.1:5558")]
 SocketPath = Annotated[Text, _at_most(MAX_SOCKET_PATH)]

@@ -10,10 +10,30 @@ from typing import NamedTuple
 
 from forestage.core.job import Job, JobState, Lengths, Reason
 
-__all__ = ["HINT_PRIORITY", "HintOutcome", "Verdict", "judge_demotion", "judge_job", "judge_pin"]
+__all__ = [
+    "HINT_PRIORITY",
+    "HintCounts",
+    "HintKind",
+    "HintOutcome",
+    "Verdict",
+    "judge_demotion",
+    "judge_job",
+    "judge_pin",
+]
 
 #: Of a prefetch that a hint asks for: behind every request that does not say, since nobody waits for it yet.
 HINT_PRIORITY = -1
+
+
+class HintKind(StrEnum):
+    """What an action asks for."""
+
+    PREFETCH = "prefetch"
+    PIN = "pin"
+    RETAIN = "retain"
+    RELEASE = "release"
+    DEMOTE = "demote"
+    UNKNOWN = "unknown"
 
 
 class HintOutcome(StrEnum):
@@ -45,6 +65,20 @@ _OUTCOMES: Mapping[Reason, HintOutcome] = {
     Reason.CORRUPT: HintOutcome.MISSING,
     Reason.STORAGE_ERROR: HintOutcome.MISSING,
 }
+
+
+class HintCounts:
+    """How many actions of each kind were carried out, by the outcome that their first answer gave."""
+
+    def __init__(self) -> None:
+        self.of = {(kind, outcome): 0 for kind in HintKind for outcome in HintOutcome}
+
+    def add(self, action_type: str, outcome: HintOutcome) -> None:
+        """Count an action; a type that is none of ours is `unknown`."""
+        kind = HintKind(action_type) if action_type in set(HintKind) else HintKind.UNKNOWN
+        self.of[kind, outcome] += 1
+
+
 _STRONGEST = (HintOutcome.REJECTED, HintOutcome.CLIPPED, HintOutcome.MISSING)
 
 

@@ -48,6 +48,11 @@ class Residency:
         """The sequence number of the oldest event that can be read."""
         return max(self._first, self.next - self._capacity)
 
+    @property
+    def began(self) -> int:
+        """The first number of this time of listening; what happened before it had none."""
+        return self._first
+
     def listen(self) -> None:
         """Begin to record, if nobody listened so far: O(resident) then. `leave` must follow."""
         self.listeners += 1

@@ -14,8 +14,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from forestage.core.engine import Engine
+from forestage.core.hints import HintCounts
 from forestage.core.job import Job, JobState, Outcome, Reason
 from forestage.core.pool_map import slot_counts
+from forestage.prefetch.feed import Channel, ResidencyFeed
 from forestage.storage.base import ReadOutcome
 
 __all__ = ["Metrics"]
@@ -57,8 +59,10 @@ class Metrics:
         for kind in _ERROR_KINDS:
             self._errors.labels(backend, kind)
 
-    def watch(self, engine: Engine, path: str, pinned: str, generation: int) -> None:
-        """Read gauges from an engine and its pool from now on."""
+    def watch(
+        self, engine: Engine, feed: ResidencyFeed, hints: HintCounts, path: str, pinned: str, generation: int
+    ) -> None:
+        """Read from an engine and its pool, from its feed of events and from the counts of hints from now on."""
         for model in engine.pools:
             for outcome in Outcome:
                 self._requests.labels(model, outcome.value)
@@ -69,6 +73,8 @@ class Metrics:
         info = Info("pool", "The shared pool", namespace="forestage", registry=self.registry)
         info.info({"path": path, "pinned": pinned, "generation": str(generation)})
         self.registry.register(_EngineCollector(engine))
+        self.registry.register(_EventCollector(feed))
+        self.registry.register(_HintCollector(hints))
 
     # ---- JobObserver
 
@@ -159,3 +165,42 @@ class _EngineCollector:
         for word, number in fates.items():
             fate.add_metric([word], number)
         yield fate
+
+
+class _EventCollector:
+    """Reads the feed of events when scraped."""
+
+    def __init__(self, feed: ResidencyFeed) -> None:
+        self._feed = feed
+
+    def collect(self) -> Iterator[Metric]:
+        feed = self._feed
+        listeners = GaugeMetricFamily("forestage_event_listeners", "Who follows the pool", labels=["channel"])
+        told = CounterMetricFamily(
+            "forestage_events_published", "Pages that came or went, as told to listeners", labels=["channel"]
+        )
+        lost = CounterMetricFamily(
+            "forestage_events_dropped", "Pages that came or went and that a slow listener missed", labels=["channel"]
+        )
+        for channel in Channel:
+            listeners.add_metric([channel.value], feed.count_listeners(channel))
+            told.add_metric([channel.value], feed.told[channel])
+            lost.add_metric([channel.value], feed.lost[channel])
+        yield listeners
+        yield told
+        yield lost
+
+
+class _HintCollector:
+    """Reads the counts of hints when scraped."""
+
+    def __init__(self, hints: HintCounts) -> None:
+        self._hints = hints
+
+    def collect(self) -> Iterator[Metric]:
+        actions = CounterMetricFamily(
+            "forestage_hint_actions", "Actions of hints, by their first answer", labels=["action", "outcome"]
+        )
+        for (kind, outcome), number in self._hints.of.items():
+            actions.add_metric([kind.value, outcome.value], number)
+        yield actions

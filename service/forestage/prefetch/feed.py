@@ -7,14 +7,22 @@ loses its place, is told so, and begins anew with what is resident then.
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from forestage.core.errors import CapacityError
 from forestage.core.residency import Place, Residency, ResidencyEvent
 
-__all__ = ["Changes", "ResidencyFeed", "Snapshot"]
+__all__ = ["Changes", "Channel", "ResidencyFeed", "Snapshot"]
 
 _EVENTS_AT_ONCE = 512
 _RETRY_AFTER_S = 5.0
+
+
+class Channel(StrEnum):
+    """By which way a listener passes on what it hears."""
+
+    HTTP = "http"  # a client of GET /v1/events
+    ZMQ = "zmq"  # the publisher of this service, of which there is one at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +43,27 @@ class Changes:
 
 
 class ResidencyFeed:
-    """At most `max_listeners` at once."""
+    """At most `max_listeners` at once by HTTP; the publisher always has room.
+
+    `told` counts the events that were handed to listeners, once for each of them, and `lost` those that listeners
+    missed because they were too slow.
+    """
 
     def __init__(self, log: Residency, max_listeners: int = 16) -> None:
         self.log = log
         self._max_listeners = max_listeners
-        self._news: set[asyncio.Event] = set()
+        self._news: dict[asyncio.Event, Channel] = {}
         self._closed = False
+        self.told = dict.fromkeys(Channel, 0)
+        self.lost = dict.fromkeys(Channel, 0)
+
+    def count_listeners(self, channel: Channel) -> int:
+        """Count who listens now."""
+        return list(self._news.values()).count(channel)
 
     def require_room(self) -> None:
         """Raise CapacityError if there are as many listeners as there may be."""
-        if len(self._news) >= self._max_listeners:
+        if self.count_listeners(Channel.HTTP) >= self._max_listeners:
             raise CapacityError(
                 f"{self._max_listeners} listeners are there already",
                 slug="too-many-listeners",
@@ -62,15 +80,18 @@ class ResidencyFeed:
         self._closed = True
         self.wake()
 
-    async def follow(self, since: int | None, idle_s: float) -> AsyncGenerator[Snapshot | Changes, None]:
+    async def follow(
+        self, since: int | None, idle_s: float, channel: Channel = Channel.HTTP
+    ) -> AsyncGenerator[Snapshot | Changes, None]:
         """Yield what happens from event `since` on, or all that is resident first if that is not known any more.
 
         Every `idle_s` seconds without an event an empty Changes comes. Close it (`aclosing`) to stop listening; it ends
         by itself with the service. Raises CapacityError.
         """
-        self.require_room()
+        if channel is Channel.HTTP:
+            self.require_room()
         news = asyncio.Event()
-        self._news.add(news)
+        self._news[news] = channel
         self.log.listen()
         try:
             at = since
@@ -78,9 +99,10 @@ class ResidencyFeed:
                 news.clear()
                 events = None if at is None else self.log.read(at, _EVENTS_AT_ONCE)
                 if events is None:
-                    lost, at = at is not None, self.log.next
+                    lost, at = at is not None, self._begin_anew(at, channel)
                     yield Snapshot(at, lost, list(self.log.resident()))
                 elif events:
+                    self.told[channel] += len(events)
                     at = (at or 0) + len(events)
                     yield Changes(at, events)
                 else:
@@ -91,4 +113,11 @@ class ResidencyFeed:
                         yield Changes(at or 0, [])
         finally:
             self.log.leave()
-            self._news.remove(news)
+            del self._news[news]
+
+    def _begin_anew(self, at: int | None, channel: Channel) -> int:
+        """Return where a listener that was at `at` goes on behind a snapshot, and count what it missed."""
+        log = self.log
+        if at is not None and log.began <= at < log.next:
+            self.lost[channel] += log.next - at
+        return log.next

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from forestage.core.engine import Engine
 from forestage.core.errors import NotFoundError, StorageUnavailableError
+from forestage.core.hints import HintCounts
 from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
 from forestage.core.leases import Lease
 from forestage.core.model_pool import ModelPool
@@ -51,6 +52,8 @@ class PrefetchService:
         clock: Callable[[], float] = time.monotonic,
         write_attempt_s: float = 60.0,
         residency: ResidencyFeed | None = None,
+        companions: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        hints: HintCounts | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -63,6 +66,8 @@ class PrefetchService:
             clock: monotonic seconds.
             write_attempt_s: how long one attempt to store a page may take, if the storage does not end it sooner.
             residency: tells listeners what comes into the pool and leaves it.
+            companions: run beside it in the same task group; each ends soon after `residency` is closed.
+            hints: counts what became of hints; whoever carries them out adds to it.
         """
         self.engine = engine
         self.storage = storage
@@ -77,6 +82,8 @@ class PrefetchService:
         self._writers: dict[Write, asyncio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self.hints = hints or HintCounts()
+        self._companions = companions
         self._tasks: asyncio.TaskGroup | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
@@ -90,6 +97,8 @@ class PrefetchService:
             async with asyncio.TaskGroup() as self._tasks:
                 try:
                     started.set()
+                    for companion in self._companions:
+                        self._tasks.create_task(companion())
                     self._progress()  # an earlier life may have left pages for L3
                     await self._closing.wait()
                 finally:
