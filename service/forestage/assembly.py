@@ -64,6 +64,16 @@ def build_storage(config: Config) -> Storage:
             return VllmFileStorage(storage.vllm_file.root, readers=storage.readers)
         case "lmcache-file":
             return LmcacheFileStorage(storage.lmcache_file.root, readers=storage.readers)
+        case "lmcache-redis":
+            from forestage.storage.redis import LmcacheRedisStorage, useful_connections
+
+            return LmcacheRedisStorage(
+                storage.lmcache_redis.url,
+                connections=useful_connections(storage.lmcache_redis.connections),
+                ttl_s=storage.lmcache_redis.ttl_s,
+                probe_timeout_s=storage.probe_timeout_ms / 1e3,
+                stall_timeout_s=storage.stall_timeout_ms / 1e3,
+            )
         case _:
             # The others need not wait for its client's import.
             from forestage.storage.redis import RedisStorage, useful_connections

@@ -12,7 +12,7 @@ from forestage.core.layout import ModelLayout
 from forestage.storage.hicache_names import name_endings
 from support.redis_servers import RedisServer
 
-__all__ = ["FileStore", "HicacheStore", "RedisStore", "Store", "keys_of", "payload_of"]
+__all__ = ["FileStore", "HicacheStore", "LmcacheRedisStore", "RedisStore", "Store", "keys_of", "payload_of"]
 
 _CONFIG = """
 [pool]
@@ -153,3 +153,17 @@ class RedisStore(Store):
             self.server.command("DEL", name)
         else:
             self.server.command("SET", name, value)
+
+
+class LmcacheRedisStore(RedisStore):
+    kind = "lmcache-redis"
+    extra_bytes = 0
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        Store.__init__(self, folder, f'kind = "lmcache-redis"\n[storage.lmcache-redis]\nurl = "{server.url}"')
+        self.server = server
+
+    def name(self, component: int, key: bytes, shard: int) -> bytes:
+        world = self.model.components[component].shards
+        rank = world << 24 | shard << 16 | world << 8 | shard
+        return f"{self.model.name}@{rank:08x}@{component:x}@{key.hex()}".encode()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stores import FileStore, HicacheStore, RedisStore, Store, keys_of
+from cli.stores import FileStore, HicacheStore, LmcacheRedisStore, RedisStore, Store, keys_of
 from forestage.cli import main
 from forestage.cli.progress import Progress
 from support.manifests import DATA
@@ -17,11 +17,11 @@ KV, STATE = 0, 1
 MODEL = ("--model", "m")
 
 
-@pytest.fixture(params=["file", "hicache-file", "redis"])
+@pytest.fixture(params=["file", "hicache-file", "redis", "lmcache-redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "redis":
+    if "redis" in request.param:
         with standalone(tmp_path / "redis") as server:
-            yield RedisStore(tmp_path / "l3", server)
+            yield (RedisStore if request.param == "redis" else LmcacheRedisStore)(tmp_path / "l3", server)
     else:
         yield (FileStore if request.param == "file" else HicacheStore)(tmp_path / "l3")
 

@@ -118,7 +118,12 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "reserve-nan": ("[pool]\nwrite_reserve = nan" + MINIMAL, ["pool.write_reserve: must be a finite number"]),
     "kind": (
         '[storage]\nkind = "s3"' + MINIMAL,
-        ['storage.kind: must be "file", "hicache-file", "vllm-file", "lmcache-file" or "redis", got "s3"'],
+        [
+            (
+                'storage.kind: must be "file", "hicache-file", "vllm-file", "lmcache-file", '
+                '"lmcache-redis" or "redis", got "s3"'
+            )
+        ],
     ),
     "readers": ("[storage]\nreaders = -1" + MINIMAL, ["storage.readers: must be at least 0"]),
     "probe-zero": ("[storage]\nprobe_timeout_ms = 0" + MINIMAL, ["storage.probe_timeout_ms: must be at least 1"]),

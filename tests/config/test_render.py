@@ -136,6 +136,7 @@ def test_every_default_is_written_out() -> None:
             "hicache-file": {"root": "./hicache"},
             "vllm-file": {"root": "./vllm-kv"},
             "lmcache-file": {"root": "./lmcache"},
+            "lmcache-redis": {"url": "redis://127.0.0.1:6379/0", "connections": 4, "ttl_s": 0},
             "redis": {"url": "redis://127.0.0.1:6379/0", "prefix": "forestage", "connections": 4, "ttl_s": 0},
         },
         "prefetch": {

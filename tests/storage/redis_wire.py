@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from contract.storage_contract import keys, payload
 from forestage.core.layout import Component, ModelLayout
 from forestage.storage.base import PageRead, ReadOutcome
-from forestage.storage.envelope import seal
+from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis.batch import Batch
 from forestage.storage.redis.lane import Lane
 from forestage.storage.redis.link import Link
-from forestage.storage.redis.names import Names
+from forestage.storage.redis.names import OwnNames
 from forestage.storage.redis.node import Node
 from support.resp import bulk
 
@@ -29,16 +29,16 @@ def model_of(page_bytes: int) -> ModelLayout:
 
 def good_value(model: ModelLayout, key: bytes) -> bytes:
     """Return what is stored of a page."""
-    (shard,) = Names("test").of(model)[0]
+    (shard,) = OwnNames("test").of(model)[0]
     content = payload(model, 0, key, 0)
-    return content + seal(content, key, shard.seed)
+    return content + shard.seal(content, key)
 
 
 @contextlib.contextmanager
 def connected(patience_s: float = 10.0) -> Iterator[tuple[Link, socket.socket]]:
     """Yield a link and the server's end of it."""
     ours, theirs = socket.socketpair()
-    link = Link(ours, patience_s)
+    link = Link(ours, patience_s, TRAILER_BYTES)
     try:
         yield link, theirs
     finally:
@@ -77,7 +77,7 @@ def run_lane(model: ModelLayout, count: int, *streams: Sequence[bytes], window_b
         for key, start in zip(keys(count), starts, strict=True)
     ]
     outcomes: list[ReadOutcome] = []
-    batch = Batch(reads, lambda _, outcome: outcomes.append(outcome), Names("test").of(model))
+    batch = Batch(reads, lambda _, outcome: outcomes.append(outcome), OwnNames("test").of(model))
     left = list(streams)
     links: list[Link] = []
     threads: list[threading.Thread] = []
@@ -87,7 +87,7 @@ def run_lane(model: ModelLayout, count: int, *streams: Sequence[bytes], window_b
         thread = threading.Thread(target=_send, args=(theirs, left.pop(0)))
         threads.append(thread)
         thread.start()
-        links.append(Link(ours, 10.0))
+        links.append(Link(ours, 10.0, TRAILER_BYTES))
         return links[-1]
 
     node = Node("wire", connect, 1)

@@ -9,20 +9,20 @@ from contract.storage_contract import KV, STATE, hybrid, keys
 from forestage.core.layout import Component, Covers, ModelLayout
 from forestage.storage.base import Probe
 from forestage.storage.presence import walk
-from forestage.storage.redis.names import Names
+from forestage.storage.redis.names import OwnNames
 from forestage.storage.redis.probing import ProbeBlock, probe_blocks
 
 
 def block_of(model: ModelLayout, probe: Probe) -> ProbeBlock:
     """Return the one block of a small probe."""
-    (block,) = probe_blocks(model, probe, Names("p").of(model))
+    (block,) = probe_blocks(model, probe, OwnNames("p").of(model))
     return block
 
 
 def answer(model: ModelLayout, probe: Probe, exists: Callable[[bytes], bool]) -> list[bytearray]:
     """Carry out a probe."""
     masks = [bytearray(len(probe.keys)) for _ in model.components]
-    for block in probe_blocks(model, probe, Names("p").of(model)):
+    for block in probe_blocks(model, probe, OwnNames("p").of(model)):
         block.enter(masks, bytes(map(exists, block.names)))
         gap = block.first_gap(model, probe, masks)
         if gap is not None:
@@ -42,10 +42,10 @@ def test_names_are_as_documented() -> None:
 
 def test_nothing_is_asked_below_where_asking_begins() -> None:
     model, pages = hybrid(shards=1), keys(5)
-    heads = [shards[0].head for shards in Names("p").of(model)]
+    heads = [shards[0].head for shards in OwnNames("p").of(model)]
     asked = block_of(model, Probe(pages, 3, 4, bytes(5))).names
     assert asked == [heads[KV] + pages[3], heads[KV] + pages[4], heads[STATE] + pages[4]]
-    assert list(probe_blocks(model, Probe(pages, 5, 5, bytes(5)), Names("p").of(model))) == []
+    assert list(probe_blocks(model, Probe(pages, 5, 5, bytes(5)), OwnNames("p").of(model))) == []
 
 
 def test_a_model_with_two_tails_and_an_indexer() -> None:
@@ -53,7 +53,7 @@ def test_a_model_with_two_tails_and_an_indexer() -> None:
     kv, other = Component("kv", 64), Component("indexer", 64, shards=2)
     window = Component("window", 64, covers=Covers.TAIL, window=2)
     model = ModelLayout("acme/many", 16, (window, kv, other))
-    lacking = Names("p").of(model)[2][1].head + pages[2]
+    lacking = OwnNames("p").of(model)[2][1].head + pages[2]
     masks = answer(model, Probe(pages, 0, 0, bytes(3)), lambda name: name != lacking)
     assert [list(mask) for mask in masks] == [[1, 1, 0], [1, 1, 0], [1, 1, 0]]
 
@@ -61,7 +61,7 @@ def test_a_model_with_two_tails_and_an_indexer() -> None:
 def test_long_probes_are_asked_in_blocks_up_to_the_gap() -> None:
     model, pages = hybrid(shards=1), keys(20_000)
     probe = Probe(pages, 0, 0, bytes(20_000))
-    blocks = list(probe_blocks(model, probe, Names("p").of(model)))
+    blocks = list(probe_blocks(model, probe, OwnNames("p").of(model)))
     assert [(block.begin, block.end) for block in blocks] == [
         (begin, min(begin + 4096, 20_000)) for begin in range(0, 20_000, 4096)
     ]
@@ -86,7 +86,7 @@ def test_masks_agree_with_asking_key_by_key(data: st.DataObject) -> None:
     first_page, first_tail = (data.draw(st.integers(0, count)) for _ in range(2))
     known = bytes(data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)))
     probe = Probe(pages, first_page, first_tail, known)
-    names = Names("p").of(model)
+    names = OwnNames("p").of(model)
     there = {
         shard.head + page for shards in names for shard in shards for page in pages if data.draw(st.integers(0, 3))
     }

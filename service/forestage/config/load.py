@@ -115,7 +115,12 @@ def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
     sound = {i: ModelConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("models", i), bad)}
     if not _any_under(("storage",), bad):
         storage = StorageConfig.model_validate(raw.get("storage", {}))
-        named = {"hicache-file": shard_mistakes, "vllm-file": vllm_mistakes, "lmcache-file": lmcache_mistakes}
+        named = {
+            "hicache-file": shard_mistakes,
+            "vllm-file": vllm_mistakes,
+            "lmcache-file": lmcache_mistakes,
+            "lmcache-redis": lmcache_mistakes,
+        }
         if storage.kind in named:
             for index, model in sound.items():
                 yield from named[storage.kind](model, ("models", index))

@@ -17,7 +17,7 @@ __all__ = ["ConfigError", "Key", "close_to", "key_text", "shown", "validation_mi
 Key = tuple[str | int, ...]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]{1,60}")
-_SECRET_KEYS: frozenset[Key] = frozenset({("storage", "redis", "url")})
+_SECRET_KEYS: frozenset[Key] = frozenset({("storage", kind, "url") for kind in ("redis", "lmcache-redis")})
 _LONGEST_SHOWN = 60  # characters
 
 _RULES = {

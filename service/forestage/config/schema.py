@@ -23,6 +23,7 @@ __all__ = [
     "HicacheFileConfig",
     "LeaseConfig",
     "LmcacheFileConfig",
+    "LmcacheRedisConfig",
     "PoolConfig",
     "PrefetchConfig",
     "RedisConfig",
@@ -90,10 +91,18 @@ class RedisConfig(Section):
     ttl_s: Count = 0  # 0: values stay
 
 
+class LmcacheRedisConfig(Section):
+    """The server of the storage kind `lmcache-redis`. `url` may hold a password, so it stays out of `repr`."""
+
+    url: RedisUrl = Field(default="redis://127.0.0.1:6379/0", repr=False)
+    connections: int = Field(default=4, ge=1, le=1024)  # that read, by server
+    ttl_s: Count = 0  # 0: values stay
+
+
 class StorageConfig(Section):
     """Which L3 is used, and how patiently."""
 
-    kind: Literal["file", "hicache-file", "vllm-file", "lmcache-file", "redis"] = "file"
+    kind: Literal["file", "hicache-file", "vllm-file", "lmcache-file", "lmcache-redis", "redis"] = "file"
     readers: int = Field(default=0, ge=0, le=1024)  # 0: chosen for this machine
     probe_timeout_ms: Timeout = 1000
     stall_timeout_ms: Timeout = 2000
@@ -101,6 +110,7 @@ class StorageConfig(Section):
     hicache_file: HicacheFileConfig = Field(default=HicacheFileConfig(), alias="hicache-file")
     vllm_file: VllmFileConfig = Field(default=VllmFileConfig(), alias="vllm-file")
     lmcache_file: LmcacheFileConfig = Field(default=LmcacheFileConfig(), alias="lmcache-file")
+    lmcache_redis: LmcacheRedisConfig = Field(default=LmcacheRedisConfig(), alias="lmcache-redis")
     redis: RedisConfig = RedisConfig()
 
 

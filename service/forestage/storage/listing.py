@@ -12,7 +12,6 @@ from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Storage
 from forestage.storage.directory import DirectoryStorage
-from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis import RedisStorage
 from forestage.storage.shelf import Place, place_of, places_of
 
@@ -83,7 +82,7 @@ def _list_files(storage: DirectoryStorage, model: ModelLayout) -> list[StoredPag
 
 
 def _list_redis(storage: RedisStorage, model: ModelLayout) -> list[StoredPage]:
-    value_bytes = tuple(component.bytes + TRAILER_BYTES for component in model.components)
+    value_bytes = tuple(component.bytes + storage.trailer_bytes for component in model.components)
     return collect_pages(model, storage.iter_values(model), value_bytes)
 
 

@@ -1,5 +1,5 @@
 """L3 in Redis."""
 
-from forestage.storage.redis.storage import RedisStorage, useful_connections
+from forestage.storage.redis.storage import LmcacheRedisStorage, RedisStorage, useful_connections
 
-__all__ = ["RedisStorage", "useful_connections"]
+__all__ = ["LmcacheRedisStorage", "RedisStorage", "useful_connections"]

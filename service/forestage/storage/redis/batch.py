@@ -28,7 +28,7 @@ class ValueRead:
 
     def redis_name(self) -> bytes:
         """Return its key in Redis."""
-        return self.shard.head + self.page.key
+        return self.shard.name_of(self.page.key)
 
 
 class Batch:

@@ -15,6 +15,7 @@ from redis.connection import AbstractConnection, Connection, UnixDomainSocketCon
 from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
+from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis.errors import LinkError
 from forestage.storage.redis.link import Link
 from forestage.storage.redis.tls import TLS_OPTIONS, TlsSettings
@@ -79,7 +80,15 @@ class Session:
 class Door:
     """Opens connections with the credentials of one configuration. Blocking; for threads."""
 
-    def __init__(self, options: Mapping[str, Any], *, tls: bool, timeout_s: float, patience_s: float) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        tls: bool,
+        timeout_s: float,
+        patience_s: float,
+        trailer_bytes: int = TRAILER_BYTES,
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
@@ -87,11 +96,13 @@ class Door:
             tls: whether to use TLS.
             timeout_s: for connecting, and for each answer of a session.
             patience_s: how long a link waits for the next byte.
+            trailer_bytes: what values have behind their payload.
         """
         self._options = {name: value for name, value in options.items() if name not in TLS_OPTIONS}
         self._tls = TlsSettings(options) if tls else None
         self._timeout_s = timeout_s
         self._patience_s = patience_s
+        self._trailer_bytes = trailer_bytes
 
     def open(self, address: Address, *, only_primary: bool = False) -> Link:
         """Connect, authenticate and select the database.
@@ -103,7 +114,7 @@ class Door:
             try:
                 if only_primary:
                     _require_primary(Session(connection))
-                return Link(connection.detach(), self._patience_s)
+                return Link(connection.detach(), self._patience_s, self._trailer_bytes)
             finally:
                 connection.disconnect()  # type: ignore[no-untyped-call]  # closes nothing that was detached
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 from forestage.storage.base import ReadOutcome
-from forestage.storage.envelope import seal
 from forestage.storage.redis.batch import Batch, ValueRead
 from forestage.storage.redis.commands import ASKING, get
 from forestage.storage.redis.errand import Errand
@@ -146,7 +145,7 @@ class Lane(Errand[ValueRead]):
         if got is not Value.WHOLE:
             return _FAILURES[got]
         # Now, while the page is in the cache.
-        return ReadOutcome.LOADED if replies.take_trailer(seal(view, page.key, shard.seed)) else ReadOutcome.CORRUPT
+        return ReadOutcome.LOADED if replies.take_trailer(shard.seal(view, page.key)) else ReadOutcome.CORRUPT
 
     def _receive_run(self, link: Link) -> int:
         """Receive as many of the next values in one call as makes sense; return how many bytes their replies were.
@@ -162,7 +161,7 @@ class Lane(Errand[ValueRead]):
         parts = [(value.view, value.shard.value_header, value.page) for value in values]
         taken = 0
         for value, trailer in zip(values, link.replies.read_run(parts, len(asked) - most), strict=False):
-            good = trailer == seal(value.view, value.page.key, value.shard.seed)
+            good = trailer == value.shard.seal(value.view, value.page.key)
             self._settle()
             self._batch.end(value, ReadOutcome.LOADED if good else ReadOutcome.CORRUPT)
             taken += len(value.view) + _BESIDE_BYTES

@@ -23,12 +23,13 @@ _TICK_S = 0.05
 class Link:
     """Commands out, replies in, through a connected and authenticated socket, which it owns."""
 
-    def __init__(self, sock: socket.socket, patience_s: float) -> None:
+    def __init__(self, sock: socket.socket, patience_s: float, trailer_bytes: int) -> None:
         """Take over `sock`, which is blocking from now on.
 
         Args:
             sock: connected; no reply is due on it.
             patience_s: how long to wait for the next byte before giving the connection up.
+            trailer_bytes: what values have behind their payload.
         """
         self._sock = sock
         self._max_ticks = max(1, round(patience_s / _TICK_S))
@@ -40,13 +41,13 @@ class Link:
         self.has_answered = False
         if isinstance(sock, ssl.SSLSocket):
             sock.settimeout(_TICK_S)
-            self.replies = ReplyStream(self._receive_tls, gathers=False)
+            self.replies = ReplyStream(self._receive_tls, trailer_bytes, gathers=False)
         else:
             sock.settimeout(None)
             tick = struct.pack("@ll", 0, int(_TICK_S * 1e6))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
-            self.replies = ReplyStream(self._receive)
+            self.replies = ReplyStream(self._receive, trailer_bytes)
 
     def is_usable(self) -> bool:
         """Say whether the connection, idle until now, is open and silent as far as that can be told without waiting."""

@@ -71,8 +71,7 @@ def probe_blocks(model: ModelLayout, probe: Probe, names: Sequence[Sequence[Shar
             if not keys:
                 continue
             for shard in names[index]:
-                head = shard.head
-                asked += [head + key for key in keys]
+                asked += shard.names_of(keys)
                 spans.append((index, first))
         yield ProbeBlock(asked, tuple(spans), begin, end)
 

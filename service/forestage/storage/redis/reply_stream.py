@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from forestage.storage.base import PageRead
-from forestage.storage.envelope import TRAILER_BYTES
 from forestage.storage.redis.errors import AbandonedError, DesyncError, OversizeError, ReplyError
 
 __all__ = ["MAX_RUN", "Receive", "ReplyStream", "Value", "value_header"]
@@ -25,8 +24,6 @@ _MAX_AHEAD = 64  # bytes of later replies taken in the same call: enough for a h
 _MAX_LINE = 64 << 10
 _KEPT_OF_LINE = 256
 MAX_RUN = 32  # values received in one call
-_END = TRAILER_BYTES + 2
-_GAP = _END + _MAX_AHEAD  # what lies between two payloads at most: the end of one reply, the head of the next
 # A value of the wrong length is read to its end up to here; beyond, a new connection is cheaper.
 _MAX_SKIPPED = 4 << 20
 _FLAG = 4  # bytes of the reply ":1\r\n"
@@ -41,19 +38,25 @@ class Value(Enum):
     ODD = "odd"  # another length; it was passed over
 
 
-def value_header(payload_bytes: int) -> bytes:
+def value_header(payload_bytes: int, trailer_bytes: int) -> bytes:
     """Return the head of the reply that carries a payload of this size with its trailer."""
-    return b"$%d\r\n" % (payload_bytes + TRAILER_BYTES)
+    return b"$%d\r\n" % (payload_bytes + trailer_bytes)
 
 
 class ReplyStream:
     """The receiving side of one connection. Used by one thread at a time."""
 
-    def __init__(self, receive: Receive, *, gathers: bool = True) -> None:
-        """Begin with nothing received; `gathers` says that `receive` fills more than the first buffer."""
+    def __init__(self, receive: Receive, trailer_bytes: int, *, gathers: bool = True) -> None:
+        """Begin with nothing received; `gathers` says that `receive` fills more than the first buffer.
+
+        `trailer_bytes`, which may be 0, is what values have behind their payload.
+        """
         self._receive = receive
         self._gathers = gathers
-        self._gaps = memoryview(bytearray(MAX_RUN * _GAP))
+        self._trailer = trailer_bytes
+        self._tail = trailer_bytes + 2  # the end of a reply behind the payload
+        self._gap = self._tail + _MAX_AHEAD  # what lies between two payloads at most: that, and the head of the next
+        self._gaps = memoryview(bytearray(MAX_RUN * self._gap))
         self._spill = bytearray(_SPILL_BYTES)
         self._room = memoryview(self._spill)
         self._start = 0
@@ -68,7 +71,7 @@ class ReplyStream:
     def read_value(self, view: memoryview, header: bytes, due: int, page: PageRead) -> Value:
         """Receive the reply to a GET: the payload into `view`; after WHOLE, `take_trailer` is to follow.
 
-        `header` is `value_header(len(view))`, `due` how many replies are still to come after this one.
+        `header` is the `value_header` of the view, `due` how many replies are still to come after this one.
         Raises ReplyError for an error reply, OversizeError for a value that is not worth reading to its end,
         AbandonedError when the page is stopped and much of it is still to come.
         """
@@ -86,7 +89,7 @@ class ReplyStream:
             self._start = start + size
             return Value.WHOLE
         view[:done] = self._room[start : self._end]
-        behind = TRAILER_BYTES + 2 + min(_MAX_AHEAD, _SHORTEST_REPLY * due)
+        behind = self._tail + min(_MAX_AHEAD, _SHORTEST_REPLY * due)
         self._start = self._end = 0
         while done < size:
             if size - done <= CHUNK_BYTES:
@@ -117,10 +120,10 @@ class ReplyStream:
         view[:done] = self._room[begin : self._end]
         self._start = self._end = 0
         buffers = [view[done:]]
-        for at, (view, header, _) in zip(range(0, MAX_RUN * _GAP, _GAP), values[1:], strict=False):
-            buffers += (self._gaps[at : at + _END + len(header)], view)
-        at = _GAP * (len(values) - 1)
-        buffers.append(self._gaps[at : at + _END + min(_MAX_AHEAD, _SHORTEST_REPLY * due)])
+        for at, (view, header, _) in zip(range(0, MAX_RUN * self._gap, self._gap), values[1:], strict=False):
+            buffers += (self._gaps[at : at + self._tail + len(header)], view)
+        at = self._gap * (len(values) - 1)
+        buffers.append(self._gaps[at : at + self._tail + min(_MAX_AHEAD, _SHORTEST_REPLY * due)])
         total, got = sum(map(len, buffers)), 0
         trailers: list[bytes] = []
         behind, is_odd = 0, False
@@ -149,19 +152,19 @@ class ReplyStream:
         trailers: list[bytes] = []
         behind = 0
         for place in range(len(values)):
-            here = min(got - at, _GAP)
-            if here < _END:
+            here = min(got - at, self._gap)
+            if here < self._tail:
                 return trailers, behind, False
-            gap = bytes(self._gaps[place * _GAP : place * _GAP + here])
-            if gap[TRAILER_BYTES:_END] != b"\r\n":
+            gap = bytes(self._gaps[place * self._gap : place * self._gap + here])
+            if gap[self._trailer : self._tail] != b"\r\n":
                 if trailers:
                     return trailers, behind, True
                 raise DesyncError("a value does not end where its head said")
-            trailers.append(gap[:TRAILER_BYTES])
-            behind = at + _END
+            trailers.append(gap[: self._trailer])
+            behind = at + self._tail
             if place + 1 < len(values):
                 view, header, _ = values[place + 1]
-                head = gap[_END : _END + len(header)]
+                head = gap[self._tail : self._tail + len(header)]
                 if not header.startswith(head):
                     return trailers, behind, True
                 at = behind + len(header) + len(view)
@@ -169,10 +172,10 @@ class ReplyStream:
 
     def take_trailer(self, expected: bytes) -> bool:
         """Receive the rest of a value; say whether it is the trailer that it ought to have. Raises DesyncError."""
-        while self._end - self._start < TRAILER_BYTES + 2:
+        while self._end - self._start < self._tail:
             self._fill()
         start = self._start
-        self._start = end = start + TRAILER_BYTES + 2
+        self._start = end = start + self._tail
         if self._spill[end - 2 : end] != b"\r\n":
             raise DesyncError("a value does not end where its head said")
         return self._spill.startswith(expected, start)

@@ -11,7 +11,8 @@ from forestage.storage.redis.names import ShardName
 __all__ = ["scan_pages", "scan_values"]
 
 _PER_CALL = 1000  # keys that one SCAN looks at
-_MIN_KEY, _MAX_KEY = 16, 64  # bytes
+
+_Place = tuple[ShardName, int, int]  # component index and shard of what has such names
 
 
 def scan_pages(
@@ -22,12 +23,14 @@ def scan_pages(
     Pages written or removed meanwhile may be missing or not. Keeps a little of every page in memory. Raises
     StorageUnavailableError.
     """
-    places = {shard.head: (index, number) for index, shards in enumerate(names) for number, shard in enumerate(shards)}
+    places = _places(names)
     wanted = [(1 << component.shards) - 1 for component in model.components]
     found: dict[tuple[int, bytes], int] = {}
     for server in servers:
         with door.session(server) as session:
-            for name in itertools.chain.from_iterable(_scan(session, _common_head(list(places)))):
+            for name in itertools.chain.from_iterable(
+                _scan(session, _common_head([shard.head for shard, _, _ in places]))
+            ):
                 place = _place(places, name)
                 if place is None:
                     continue
@@ -45,10 +48,10 @@ def scan_values(
 
     The bytes are -1 for what is there and no string. Raises StorageUnavailableError.
     """
-    places = {shard.head: (index, number) for index, shards in enumerate(names) for number, shard in enumerate(shards)}
+    places = _places(names)
     for server in servers:
         with door.session(server) as session:
-            for batch in _scan(session, _common_head(list(places))):
+            for batch in _scan(session, _common_head([shard.head for shard, _, _ in places])):
                 found = [(place, name) for name in batch if (place := _place(places, name)) is not None]
                 sizes = session.ask_all([("STRLEN", name) for _, name in found])
                 for ((component, shard, key), _), size in zip(found, sizes, strict=True):
@@ -65,13 +68,20 @@ def _scan(session: Session, head: bytes) -> Iterator[list[bytes]]:
             return
 
 
-def _place(places: dict[bytes, tuple[int, int]], name: bytes) -> tuple[int, int, bytes] | None:
-    for head, (component, shard) in places.items():
-        if name.startswith(head) and _MIN_KEY <= len(name) - len(head) <= _MAX_KEY:
-            return component, shard, name[len(head) :]
+def _places(names: Sequence[Sequence[ShardName]]) -> list[_Place]:
+    return [(shard, index, number) for index, shards in enumerate(names) for number, shard in enumerate(shards)]
+
+
+def _place(places: Sequence[_Place], name: bytes) -> tuple[int, int, bytes] | None:
+    for shard, component, number in places:
+        key = shard.key_of(name)
+        if key is not None:
+            return component, number, key
     return None
 
 
 def _common_head(heads: Sequence[bytes]) -> bytes:
-    """Return `prefix:fingerprint:`, which all heads of a model begin with."""
-    return heads[0].rsplit(b":", 3)[0] + b":"
+    """Return what all names of a model begin with."""
+    first, last = min(heads), max(heads)
+    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[:length]

@@ -1,4 +1,4 @@
-"""The storage kind `redis`."""
+"""The storage kinds `redis` and `lmcache-redis`."""
 
 import asyncio
 import os
@@ -10,7 +10,6 @@ from forestage.config.redis_target import RedisTopology, redis_target
 from forestage.core.errors import StartError, StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
-from forestage.storage.envelope import seal
 from forestage.storage.redis.batch import Batch, ValueRead
 from forestage.storage.redis.cluster import Cluster
 from forestage.storage.redis.commands import set_value, unlink
@@ -19,7 +18,7 @@ from forestage.storage.redis.dispatch import Dispatch, Kind
 from forestage.storage.redis.door import Door
 from forestage.storage.redis.errand import Errand
 from forestage.storage.redis.lane import Lane
-from forestage.storage.redis.names import Names, ShardName
+from forestage.storage.redis.names import LmcacheNames, Names, OwnNames, ShardName
 from forestage.storage.redis.node import Node
 from forestage.storage.redis.order import Change, Order
 from forestage.storage.redis.probing import probe_blocks
@@ -28,7 +27,7 @@ from forestage.storage.redis.scan import scan_pages, scan_values
 from forestage.storage.redis.sentinel import Sentinels
 from forestage.storage.redis.tls import TLS_FILES
 
-__all__ = ["RedisStorage", "useful_connections"]
+__all__ = ["LmcacheRedisStorage", "RedisStorage", "useful_connections"]
 
 T = TypeVar("T", bound=Hashable)
 E = TypeVar("E", bound=Errand[Any])
@@ -61,6 +60,7 @@ class RedisStorage(Storage):
         ttl_s: int = 0,
         probe_timeout_s: float = 1.0,
         stall_timeout_s: float = 2.0,
+        names: Names | None = None,
     ) -> None:
         """Connect to nothing yet. Raises ValueError for a URL that is none.
 
@@ -71,16 +71,19 @@ class RedisStorage(Storage):
             ttl_s: how long values stay, in seconds; 0 for as long as Redis likes.
             probe_timeout_s: how long connecting, and each answer on the way in, may take; a node of a cluster that
                 takes more than a part of it for a probe has failed.
+            names: what values are called and look like; by default those of the own format.
             stall_timeout_s: without a byte for so long, a connection to a node of a cluster is given up; to a single
                 server for twice as long, because who reads from it is expected to notice before.
         """
         self._target = target = redis_target(url)
+        self._names = names or OwnNames(prefix)
         self._is_cluster = target.topology is RedisTopology.CLUSTER
         door = Door(
             target.options,
             tls=target.tls,
             timeout_s=probe_timeout_s,
             patience_s=stall_timeout_s * (1 if self._is_cluster else 2),
+            trailer_bytes=self._names.trailer_bytes,
         )
         self._door = door
         self._directory: Directory
@@ -94,7 +97,6 @@ class RedisStorage(Storage):
             case RedisTopology.ONE:
                 address = target.addresses[0]
                 self._directory = OneServer(door, lambda: address, connections, only_primary=False)
-        self._names = Names(prefix)
         self._ttl_s = ttl_s
         self._node_timeout_s = _NODE_SHARE * probe_timeout_s if self._is_cluster else None
         self._window_bytes = max(1, IN_FLIGHT_BYTES // connections)
@@ -109,10 +111,10 @@ class RedisStorage(Storage):
         for option in TLS_FILES:
             path = self._target.options.get(option)
             if path is not None and not os.access(path, os.R_OK):
-                raise StartError(f"storage.redis.url: {option}: cannot read {path}")
+                raise StartError(f"storage.{self.kind}.url: {option}: cannot read {path}")
         await self._directory.ready()
-        # A key that is never there, but that whoever may read pages may ask for.
-        await self._ask([f"{self._names.prefix}:".encode()])
+        if self._names.absent is not None:
+            await self._ask([self._names.absent])
 
     async def probe(self, model: ModelLayout, probe: Probe) -> Presence:
         self._require_open()
@@ -165,13 +167,13 @@ class RedisStorage(Storage):
         names = self._names.of(model)[component_index]
         await self._change(
             [
-                Change(name.head + key, partial(_set, name, key, payload, self._ttl_s), is_counted=False)
+                Change(name.name_of(key), partial(_set, name, key, payload, self._ttl_s), is_counted=False)
                 for name, payload in zip(names, shards, strict=True)
             ]
         )
 
     async def delete(self, model: ModelLayout, component_index: int, key: bytes) -> bool:
-        names = [shard.head + key for shard in self._names.of(model)[component_index]]
+        names = [shard.name_of(key) for shard in self._names.of(model)[component_index]]
         return await self._change([Change(name, partial(_unlink, name), is_counted=True) for name in names]) > 0
 
     def iter_pages(self, model: ModelLayout) -> Iterator[tuple[int, bytes]]:
@@ -193,6 +195,11 @@ class RedisStorage(Storage):
         for dispatch in self._running:
             dispatch.break_off()
         await self._directory.aclose()
+
+    @property
+    def trailer_bytes(self) -> int:
+        """What a value has behind its payload."""
+        return self._names.trailer_bytes
 
     @property
     def num_links(self) -> int:
@@ -252,8 +259,33 @@ class RedisStorage(Storage):
             raise StorageUnavailableError("the storage is closed")
 
 
+class LmcacheRedisStorage(RedisStorage):
+    """Pages that LMCache wrote or will read: raw payloads that only their exact size vouches for."""
+
+    kind = "lmcache-redis"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = 4,
+        ttl_s: int = 0,
+        probe_timeout_s: float = 1.0,
+        stall_timeout_s: float = 2.0,
+    ) -> None:
+        """Connect to nothing yet; see RedisStorage."""
+        super().__init__(
+            url,
+            connections=connections,
+            ttl_s=ttl_s,
+            probe_timeout_s=probe_timeout_s,
+            stall_timeout_s=stall_timeout_s,
+            names=LmcacheNames(),
+        )
+
+
 def _set(name: ShardName, key: bytes, payload: Buffer, ttl_s: int) -> tuple[Buffer, ...]:
-    return set_value(name.head + key, payload, seal(payload, key, name.seed), ttl_s)
+    return set_value(name.name_of(key), payload, name.seal(payload, key), ttl_s)
 
 
 def _unlink(name: bytes) -> tuple[Buffer, ...]:
