@@ -24,6 +24,8 @@ from forestage_client._types import (
     Component,
     Evicted,
     Hashed,
+    Hinted,
+    HintedAction,
     Info,
     Lease,
     Leased,
@@ -31,11 +33,14 @@ from forestage_client._types import (
     Lookup,
     LookupLengths,
     Model,
+    Moment,
     Pinned,
     Pool,
+    PoolEvent,
     Prefetch,
     Readiness,
     Region,
+    Timeline,
     Write,
     WritePart,
     WriteStatus,
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from forestage_client.aclient import AsyncClient
     from forestage_client.client import Client
     from forestage_client.hashing.prompt import Prompt
+    from forestage_client.hint import Hint
     from forestage_client.page_writer import PageWriter
     from forestage_client.pool_view import PoolView, Stale
 
@@ -61,6 +67,9 @@ __all__ = [
     "ForestageError",
     "Gone",
     "Hashed",
+    "Hint",
+    "Hinted",
+    "HintedAction",
     "Info",
     "Key",
     "Keys",
@@ -70,10 +79,12 @@ __all__ = [
     "Lookup",
     "LookupLengths",
     "Model",
+    "Moment",
     "NotFound",
     "PageWriter",
     "Pinned",
     "Pool",
+    "PoolEvent",
     "PoolView",
     "Prefetch",
     "Prompt",
@@ -83,6 +94,7 @@ __all__ = [
     "ServerFault",
     "Stale",
     "Stopping",
+    "Timeline",
     "TooLarge",
     "Unauthorized",
     "Unreachable",
@@ -97,6 +109,7 @@ _LOADED_WHEN_USED = {
     "AsyncClient": "aclient",
     "Client": "client",
     "Encoding": "_codec",
+    "Hint": "hint",
     "Key": "_codec",
     "Keys": "_codec",
     "PageWriter": "page_writer",

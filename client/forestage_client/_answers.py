@@ -12,6 +12,8 @@ from forestage_client._types import (
     Component,
     Evicted,
     Hashed,
+    Hinted,
+    HintedAction,
     Info,
     Lease,
     Leased,
@@ -19,10 +21,12 @@ from forestage_client._types import (
     Lookup,
     LookupLengths,
     Model,
+    Moment,
     Pinned,
     Pool,
     Prefetch,
     Region,
+    Timeline,
     Write,
     WriteStatus,
 )
@@ -30,6 +34,7 @@ from forestage_client._types import (
 __all__ = [
     "read_evicted",
     "read_hashed",
+    "read_hinted",
     "read_info",
     "read_leased",
     "read_lookup",
@@ -39,6 +44,7 @@ __all__ = [
     "read_pool",
     "read_prefetch",
     "read_renewed",
+    "read_timeline",
     "read_write",
     "read_write_status",
 ]
@@ -158,6 +164,55 @@ def read_pinned(answer: object) -> Pinned:
 def read_evicted(answer: object) -> Evicted:
     counts = _members(answer)
     return Evicted(evicted=_number(counts, "evicted"), kept=_number(counts, "kept"))
+
+
+def read_hinted(answer: object) -> Hinted:
+    envelope = _members(answer)
+    actions = _get(envelope, "actions")
+    if not isinstance(actions, list):
+        raise ValueError("actions must be a list")
+    return Hinted(_text(envelope, "message_id"), tuple(_hinted(_members(action)) for action in actions))
+
+
+def _hinted(action: Mapping[str, Any]) -> HintedAction:
+    pages = action.get("pages")
+    return HintedAction(
+        action_id=_text(action, "action_id"),
+        action_type=_text(action, "action_type"),
+        outcome=_text(action, "outcome"),
+        reason=_text_or_none(action, "reason"),
+        detail=_text_or_none(action, "detail"),
+        request_id=_text_or_none(action, "request_id"),
+        state=_text_or_none(action, "state"),
+        shortfall=_each(action.get("shortfall"), _as_number),
+        pages=None if pages is None else _lengths(pages),
+        pin_id=_text_or_none(action, "pin_id"),
+        expires_in_ms=_number_or_none(action, "expires_in_ms"),
+        demoted=_number_or_none(action, "demoted"),
+        kept=_number_or_none(action, "kept"),
+        keys=_keys(action),
+    )
+
+
+def read_timeline(answer: object) -> Timeline:
+    told = _members(answer)
+    moments = _get(told, "moments")
+    if not isinstance(moments, list):
+        raise ValueError("moments must be a list")
+    return Timeline(
+        request_id=_text(told, "request_id"),
+        model=_text(told, "model"),
+        state=_text(told, "state"),
+        outcome=_text_or_none(told, "outcome"),
+        trace_id=_text_or_none(told, "trace_id"),
+        cuts=_number(told, "cuts"),
+        moments=tuple(_moment(_members(moment)) for moment in moments),
+    )
+
+
+def _moment(moment: Mapping[str, Any]) -> Moment:
+    at_ms = _as_float(_get(moment, "at_ms"))
+    return Moment(at_ms, _text(moment, "event"), _number(moment, "pages"), _text_or_none(moment, "reason"))
 
 
 def read_pool(answer: object) -> Pool:
@@ -290,6 +345,14 @@ def _text(members: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string")
     return value
+
+
+def _text_or_none(members: Mapping[str, Any], name: str) -> str | None:
+    return None if members.get(name) is None else _text(members, name)
+
+
+def _number_or_none(members: Mapping[str, Any], name: str) -> int | None:
+    return None if members.get(name) is None else _number(members, name)
 
 
 def _number(members: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:

@@ -14,6 +14,7 @@ from forestage_client._errors import ServerFault, error_for
 from forestage_client._types import (
     Evicted,
     Hashed,
+    Hinted,
     Info,
     Lease,
     Leased,
@@ -23,11 +24,13 @@ from forestage_client._types import (
     Pool,
     Prefetch,
     Readiness,
+    Timeline,
     Write,
     WritePart,
     WriteStatus,
 )
 from forestage_client.hashing.prompt import Prompt
+from forestage_client.hint import Hint
 
 __all__ = [
     "Answer",
@@ -41,6 +44,7 @@ __all__ = [
     "get_prefetch",
     "hash_prompt",
     "healthy",
+    "hints",
     "info",
     "lease",
     "lookup",
@@ -103,14 +107,15 @@ class Call(Generic[T_co]):
     method: str
     path: str
     read: Callable[[Answer], T_co]
-    body: Mapping[str, object] | None = None
+    body: Mapping[str, object] | Callable[[Encoding], Mapping[str, object]] | None = None
     keys: Keys | None = None
     wait_ms: int = 0
     repeatable: bool = True
 
     def content(self, encoding: Encoding) -> bytes | None:
         """Write the body, if there is one. Raises BadRequest for keys that are no keys."""
-        return None if self.body is None else encode_body(self.body, self.keys, encoding)
+        body = self.body(encoding) if callable(self.body) else self.body
+        return None if body is None else encode_body(body, self.keys, encoding)
 
     def headers(self, encoding: Encoding) -> dict[str, str]:
         media_type = MEDIA_TYPES[encoding]
@@ -244,6 +249,19 @@ def evict(model: str, keys: Keys, device_pages: int, tenant: str | None) -> Call
     return Call("POST", "/v1/evict", _body(_answers.read_evicted), body, keys)
 
 
+def hints(actions: Sequence[Hint], message_id: str | None, wait_ms: int) -> Call[Hinted]:
+    # With an id of its own, every envelope may be sent again when a connection breaks.
+    name = os.urandom(16).hex() if message_id is None else message_id
+
+    def envelope(encoding: Encoding) -> Mapping[str, object]:
+        described = [action.describe(place, encoding) for place, action in enumerate(actions)]
+        return {"protocol_version": "1.0", "message_id": name, "actions": described}
+
+    query = f"?wait_ms={wait_ms}" if wait_ms else ""
+    read = _body(_answers.read_hinted)
+    return Call("POST", f"/v1/hints{query}", read, envelope, wait_ms=wait_ms, repeatable=bool(name))
+
+
 def pool() -> Call[Pool]:
     return Call("GET", "/v1/pool", _body(_answers.read_pool))
 
@@ -268,8 +286,8 @@ def status() -> Call[Mapping[str, Any]]:
     return Call("GET", "/v1/status", _body(_answers.read_object))
 
 
-def timeline(request_id: str) -> Call[Mapping[str, Any]]:
-    return Call("GET", f"{_job_path(request_id)}/timeline", _body(_answers.read_object))
+def timeline(request_id: str) -> Call[Timeline]:
+    return Call("GET", f"{_job_path(request_id)}/timeline", _body(_answers.read_timeline))
 
 
 def metrics() -> Call[str]:

@@ -27,6 +27,7 @@ __all__ = [
     "decode_prompt",
     "decode_slots",
     "encode_body",
+    "encode_fields",
     "encode_slots",
 ]
 
@@ -47,15 +48,22 @@ def encode_body(body: Mapping[str, object], keys: Keys | None, encoding: Encodin
 
     Raises BadRequest for keys that are no keys and token ids that are none.
     """
-    if isinstance(keys, Prompt):
-        body, keys = {**body, **_prompt_fields(keys, encoding)}, None
-    if keys is not None and isinstance(keys, str | bytes):
-        raise BadRequest("keys must be a sequence of keys, not one key")
+    fields = encode_fields(body, keys, encoding)
     if encoding == "json":
-        fields = body if keys is None else {**body, "keys": [_as_hex(key) for key in keys]}
         return json.dumps(fields, separators=(",", ":")).encode()
-    packed: bytes = msgpack.packb(body if keys is None else {**body, **_packed_keys(keys)})
+    packed: bytes = msgpack.packb(fields)
     return packed
+
+
+def encode_fields(body: Mapping[str, object], keys: Keys | None, encoding: Encoding) -> Mapping[str, object]:
+    """Return an object with keys or a prompt in it, ready to be written in an encoding; raises BadRequest."""
+    if isinstance(keys, Prompt):
+        return {**body, **_prompt_fields(keys, encoding)}
+    if keys is None:
+        return body
+    if isinstance(keys, str | bytes):
+        raise BadRequest("keys must be a sequence of keys, not one key")
+    return {**body, **({"keys": [_as_hex(key) for key in keys]} if encoding == "json" else _packed_keys(keys))}
 
 
 def decode_body(content: bytes, content_type: str) -> object:

@@ -10,7 +10,9 @@ from typing import Any
 
 from forestage_client._codec import decode_keys
 from forestage_client._errors import BadRequest, Conflict, Gone, NotFound, QueueFull, Stopping
+from forestage_client._fake_events import FakeEvents
 from forestage_client._fake_hashing import show_keys, take_prompt
+from forestage_client._fake_hints import FakeHints
 from forestage_client._fake_pool import FakePool, Grant, Hold, Plan
 from forestage_client._fake_writes import FakeWrites
 from forestage_client._types import Model
@@ -74,6 +76,8 @@ class FakeService:
         self.leases: dict[str, FakeLease] = {}
         self.writes = FakeWrites()
         self.pins: dict[str, FakeLease] = {}
+        self.events = FakeEvents(self.pools)
+        self._hints = FakeHints(self._ask)
         self._jobs: dict[str, FakeJob] = {}
         self._queue_limit = queue_limit
         self._default_lease_ms = default_lease_ms
@@ -82,6 +86,12 @@ class FakeService:
     def handle(self, method: str, path: Sequence[str], query: Mapping[str, str], body: Mapping[str, Any]) -> Reply:
         """Answer one request, its path split at the slashes."""
         self.expire()
+        try:
+            return self._answer(method, path, query, body)
+        finally:
+            self.events.look()
+
+    def _answer(self, method: str, path: Sequence[str], query: Mapping[str, str], body: Mapping[str, Any]) -> Reply:
         if self.stopping or "writes" in path:
             return self._handle(method, path, query, body)
         models = {name: pool.model for name, pool in self.pools.items()}
@@ -89,6 +99,17 @@ class FakeService:
             return Reply(200, *show_keys(body, models))
         body, keys = take_prompt(body, models)
         return replace(self._handle(method, path, query, body), keys=keys)
+
+    def _ask(self, method: str, path: Sequence[str], body: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request that a hint stands for; says of what is deleted whether it was known."""
+        if method == "DELETE":
+            known = path[-1] in (self.pins if path[1] == "pins" else self._jobs)
+            self._handle(method, path, {}, body)
+            return {"known": known}
+        reply = self._answer(method, path, {}, body)
+        value = self.describe(reply.job) if reply.job is not None else reply.value
+        assert isinstance(value, dict)
+        return value if reply.keys is None else {**value, "keys": reply.keys}
 
     def _handle(self, method: str, path: Sequence[str], query: Mapping[str, str], body: Mapping[str, Any]) -> Reply:
         match (method, *path):
@@ -111,6 +132,12 @@ class FakeService:
                 job = self._job(request_id)
                 self._end(job, "finished")
                 return Reply(200, job=job)
+            case ("GET", "v1", "prefetch", request_id, "timeline"):
+                return Reply(200, self._timeline(self._job(request_id)))
+            case ("POST", "v1", "hints"):
+                return Reply(200, self._hints.take(body))
+            case ("GET", "v1", "status"):
+                return Reply(200, self._status())
             case ("DELETE", "v1", "prefetch", request_id):
                 self._cancel(request_id)
                 return Reply(204)
@@ -185,6 +212,35 @@ class FakeService:
         self.holding = False
         for job in self.jobs:
             self._end(job)
+        self.events.look()
+
+    def _timeline(self, job: FakeJob) -> dict[str, object]:
+        plan = job.grant.plan
+        passed = [("arrived", len(job.grant.keys)), ("admitted", plan.host), ("probe", plan.host)]
+        passed += [("grant", plan.granted), *([("done", job.ready)] if job.done else [])]
+        return {
+            "request_id": job.request_id,
+            "model": job.pool.model.name,
+            "state": "done" if job.done else "loading",
+            "outcome": job.outcome,
+            "trace_id": None,
+            "cuts": 0,
+            "moments": [{"at_ms": 0.0, "event": event, "pages": pages} for event, pages in passed],
+        }
+
+    def _status(self) -> dict[str, object]:
+        running = [job for job in self.jobs if not job.done]
+        return {
+            "version": "fake",
+            "state": "ready",
+            "jobs": {"queued": 0, "probing": 0, "loading": len(running)},
+            "running": [{"request_id": job.request_id, "model": job.pool.model.name} for job in running],
+            "finished": [
+                {"request_id": job.request_id, "model": job.pool.model.name, "outcome": job.outcome}
+                for job in reversed(self.jobs)
+                if job.done
+            ],
+        }
 
     def expire(self) -> None:
         """End the leases, pins and writes whose time is over."""

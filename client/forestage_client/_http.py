@@ -9,7 +9,7 @@ Law: no exception of httpx2 leaves here, and none of its types is part of the pu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from forestage_client._calls import Answer, Call
 from forestage_client._codec import MEDIA_TYPES, Encoding
 from forestage_client._errors import BadRequest, DeadlineExceeded, Unreachable
+from forestage_client._pool_events import Returning
+from forestage_client._types import PoolEvent
 
 if TYPE_CHECKING:
     import httpx2
@@ -28,6 +30,8 @@ T = TypeVar("T")
 
 KEPT_CONNECTIONS = 32  # more may be open at once; these many stay open while idle
 KEPT_S = 60.0
+SILENT_STREAM_S = 45.0  # something comes every 15 s, be it only a comment
+_EVENTS: Call[None] = Call("GET", "/v1/events", lambda _: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,19 @@ class Wire:
             self._place.base + call.path,
             headers=call.headers(self._encoding) | self._authorization,
             content=call.content(self._encoding),
+            extensions={"timeout": timeouts},
+        )
+
+    def stream_request(self, returning: Returning) -> httpx2.Request:
+        """Return the request for events, which come for as long as the stream lasts."""
+        import httpx2
+
+        seconds = self._timeout_s
+        timeouts = {"connect": seconds, "read": max(seconds, SILENT_STREAM_S), "write": seconds, "pool": seconds}
+        return httpx2.Request(
+            "GET",
+            self._place.base + returning.path,
+            headers=returning.headers | self._authorization,
             extensions={"timeout": timeouts},
         )
 
@@ -197,6 +214,24 @@ class Link:
             response = transport.handle_request(request)
             return Answer(response.status_code, response.headers, response.read())
 
+    def follow(self, returning: Returning) -> Iterator[PoolEvent]:
+        """Yield the events of one stream until it ends or breaks; raises ForestageError, Unreachable at its end."""
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        with self._wire.translated(_EVENTS):
+            response = self._transport.handle_request(self._wire.stream_request(returning))
+            try:
+                if response.status_code != 200:
+                    Answer(response.status_code, response.headers, response.read()).raise_error()
+                for line in response.iter_lines():
+                    returning.brought()
+                    event = returning.lines.take(line)
+                    if event is not None:
+                        yield event
+            finally:
+                response.close()
+        raise Unreachable(f"{self._wire.url} ended the stream of events", maybe_sent=True)
+
     def close(self) -> None:
         self._closed = True
         self._transport.close()
@@ -231,6 +266,24 @@ class AsyncLink:
             request = self._wire.request(call, seconds)
             response = await transport.handle_async_request(request)
             return Answer(response.status_code, response.headers, await response.aread())
+
+    async def follow(self, returning: Returning) -> AsyncGenerator[PoolEvent, None]:
+        """Yield the events of one stream until it ends or breaks; raises ForestageError, Unreachable at its end."""
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        with self._wire.translated(_EVENTS):
+            response = await self._transport.handle_async_request(self._wire.stream_request(returning))
+            try:
+                if response.status_code != 200:
+                    Answer(response.status_code, response.headers, await response.aread()).raise_error()
+                async for line in response.aiter_lines():
+                    returning.brought()
+                    event = returning.lines.take(line)
+                    if event is not None:
+                        yield event
+            finally:
+                await response.aclose()
+        raise Unreachable(f"{self._wire.url} ended the stream of events", maybe_sent=True)
 
     async def aclose(self) -> None:
         self._closed = True

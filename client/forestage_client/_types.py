@@ -4,12 +4,14 @@ All are frozen and may be pickled. Members that a newer service adds to its answ
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "Component",
     "Evicted",
     "Hashed",
+    "Hinted",
+    "HintedAction",
     "Info",
     "Lease",
     "Leased",
@@ -17,11 +19,14 @@ __all__ = [
     "Lookup",
     "LookupLengths",
     "Model",
+    "Moment",
     "Pinned",
     "Pool",
+    "PoolEvent",
     "Prefetch",
     "Readiness",
     "Region",
+    "Timeline",
     "Write",
     "WritePart",
     "WriteStatus",
@@ -280,3 +285,77 @@ class Readiness:
 
     def __bool__(self) -> bool:
         return self.ready
+
+
+@dataclass(frozen=True, slots=True)
+class HintedAction:
+    """What became of one hint. `reason` is None where `outcome` is "accepted"; `detail` explains a rejection.
+
+    The members behind them are there for the actions that have them: `request_id` to `pages` for a prefetch, which may
+    still be running; `pin_id`, `expires_in_ms` and `pages` for a pin; `demoted` and `kept` for a demotion. `keys` are
+    those of the prompt, if it asked to include them.
+    """
+
+    action_id: str
+    action_type: str
+    outcome: str
+    reason: str | None = None
+    detail: str | None = None
+    request_id: str | None = None
+    state: str | None = None
+    shortfall: Mapping[str, int] = field(default_factory=dict)
+    pages: Lengths | None = None
+    pin_id: str | None = None
+    expires_in_ms: int | None = None
+    demoted: int | None = None
+    kept: int | None = None
+    keys: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """What became of the hints of one envelope, in their order."""
+
+    message_id: str
+    actions: tuple[HintedAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a prefetch, `at_ms` after its arrival; what `pages` are goes by the event."""
+
+    at_ms: float
+    event: str
+    pages: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened when to a prefetch. Of its `cuts` only the first are among the moments."""
+
+    request_id: str
+    model: str
+    state: str
+    outcome: str | None
+    trace_id: str | None
+    cuts: int
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEvent:
+    """What changed in the pool, or what to do about what is known of it.
+
+    `event` is "stored" or "removed" (then with `model`, `component` and `keys`), "reset" (forget all; with the
+    `instance` and `generation` of the pool), "ready" (all is known now) or "gap" (events were missed; a reset
+    follows). `id` is where to go on behind it, None for events that are part of a list.
+    """
+
+    event: str
+    id: str | None = None
+    model: str | None = None
+    component: str | None = None
+    keys: tuple[bytes, ...] = ()
+    instance: str | None = None
+    generation: int | None = None

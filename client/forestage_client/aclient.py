@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,9 +11,11 @@ from forestage_client import _calls
 from forestage_client._codec import Encoding, Key, Keys
 from forestage_client._errors import DeadlineExceeded, ForestageError, Gone, NotFound, Unreachable
 from forestage_client._http import AsyncLink, Wire, open_async_transport
+from forestage_client._pool_events import Returning
 from forestage_client._types import (
     Evicted,
     Hashed,
+    Hinted,
     Info,
     Lease,
     Leased,
@@ -21,14 +23,17 @@ from forestage_client._types import (
     Model,
     Pinned,
     Pool,
+    PoolEvent,
     Prefetch,
     Readiness,
+    Timeline,
     Write,
     WritePart,
     WriteStatus,
 )
 from forestage_client._waiting import Waiting
 from forestage_client.hashing.prompt import Prompt
+from forestage_client.hint import Hint
 
 if TYPE_CHECKING:
     import httpx2
@@ -263,6 +268,36 @@ class AsyncClient:
         """
         return await self._link.send(_calls.evict(model, keys, device_pages, tenant))
 
+    async def hints(self, actions: Sequence[Hint], *, message_id: str | None = None, wait_ms: int = 0) -> Hinted:
+        """Send wishes in one envelope, and return what became of each, in their order.
+
+        One that is wrong stops no other: it is "rejected". An envelope that comes twice under one `message_id` is
+        carried out once; None makes an id, "" sends none, and then it is not repeated when a connection breaks.
+        `wait_ms` waits for its prefetches. Raises Conflict (id used for other hints), BadRequest.
+        """
+        return await self._link.send(_calls.hints(actions, message_id, wait_ms))
+
+    async def events(
+        self, model: str | None = None, last_id: str | None = None, *, reconnect_s: float = 60.0
+    ) -> AsyncGenerator[PoolEvent, None]:
+        """Yield what comes into the pool and leaves it, from `last_id` on or beginning with all that is resident.
+
+        Endless: close it, or the loop around it, to stop. A stream that breaks is taken up again where it broke, and
+        only after `reconnect_s` seconds without success the error is raised (Unreachable, Stopping, QueueFull). If
+        events were missed meanwhile, "gap" and "reset" come, and then all that is resident. Raises NotFound for a
+        model that is not configured, and what the first attempt to connect raises.
+        """
+        import asyncio  # whoever awaits this has loaded it; importing the package does not
+
+        returning = Returning(model, last_id, reconnect_s)
+        while True:
+            try:
+                async with aclosing(self._link.follow(returning)) as stream:
+                    async for event in stream:
+                        yield event
+            except ForestageError as error:
+                await asyncio.sleep(returning.pause_after(error))
+
     async def pool(self) -> Pool:
         """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""
         return await self._link.send(_calls.pool())
@@ -293,7 +328,7 @@ class AsyncClient:
         """Return the service at work as its page shows it, see `docs/observing.md`; members may be added to it."""
         return await self._link.send(_calls.status())
 
-    async def timeline(self, request_id: str) -> Mapping[str, Any]:
+    async def timeline(self, request_id: str) -> Timeline:
         """Return what happened when to a prefetch, as long as it is remembered; raises NotFound."""
         return await self._link.send(_calls.timeline(request_id))
 

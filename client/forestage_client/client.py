@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -11,9 +12,11 @@ from forestage_client import _calls
 from forestage_client._codec import Encoding, Key, Keys
 from forestage_client._errors import DeadlineExceeded, ForestageError, Gone, NotFound, Unreachable
 from forestage_client._http import Link, Wire, open_transport
+from forestage_client._pool_events import Returning
 from forestage_client._types import (
     Evicted,
     Hashed,
+    Hinted,
     Info,
     Lease,
     Leased,
@@ -21,14 +24,17 @@ from forestage_client._types import (
     Model,
     Pinned,
     Pool,
+    PoolEvent,
     Prefetch,
     Readiness,
+    Timeline,
     Write,
     WritePart,
     WriteStatus,
 )
 from forestage_client._waiting import Waiting
 from forestage_client.hashing.prompt import Prompt
+from forestage_client.hint import Hint
 
 if TYPE_CHECKING:
     import httpx2
@@ -260,6 +266,32 @@ class Client:
         """
         return self._link.send(_calls.evict(model, keys, device_pages, tenant))
 
+    def hints(self, actions: Sequence[Hint], *, message_id: str | None = None, wait_ms: int = 0) -> Hinted:
+        """Send wishes in one envelope, and return what became of each, in their order.
+
+        One that is wrong stops no other: it is "rejected". An envelope that comes twice under one `message_id` is
+        carried out once; None makes an id, "" sends none, and then it is not repeated when a connection breaks.
+        `wait_ms` waits for its prefetches. Raises Conflict (id used for other hints), BadRequest.
+        """
+        return self._link.send(_calls.hints(actions, message_id, wait_ms))
+
+    def events(
+        self, model: str | None = None, last_id: str | None = None, *, reconnect_s: float = 60.0
+    ) -> Iterator[PoolEvent]:
+        """Yield what comes into the pool and leaves it, from `last_id` on or beginning with all that is resident.
+
+        Endless: close it, or the loop around it, to stop. A stream that breaks is taken up again where it broke, and
+        only after `reconnect_s` seconds without success the error is raised (Unreachable, Stopping, QueueFull). If
+        events were missed meanwhile, "gap" and "reset" come, and then all that is resident. Raises NotFound for a
+        model that is not configured, and what the first attempt to connect raises.
+        """
+        returning = Returning(model, last_id, reconnect_s)
+        while True:
+            try:
+                yield from self._link.follow(returning)
+            except ForestageError as error:
+                time.sleep(returning.pause_after(error))
+
     def pool(self) -> Pool:
         """Return where the pool file lies and where each component's slots are in it. Valid until a restart."""
         return self._link.send(_calls.pool())
@@ -290,7 +322,7 @@ class Client:
         """Return the service at work as its page shows it, see `docs/observing.md`; members may be added to it."""
         return self._link.send(_calls.status())
 
-    def timeline(self, request_id: str) -> Mapping[str, Any]:
+    def timeline(self, request_id: str) -> Timeline:
         """Return what happened when to a prefetch, as long as it is remembered; raises NotFound."""
         return self._link.send(_calls.timeline(request_id))
 

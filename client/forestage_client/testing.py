@@ -8,8 +8,9 @@ and a page is durable when it is committed. Jobs never share reads, so `joined` 
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Condition
+from typing import Any
 
 import httpx2
 
@@ -21,9 +22,10 @@ from forestage_client._codec import (
     decode_body,
     decode_keys,
     encode_body,
+    encode_fields,
     encode_slots,
 )
-from forestage_client._errors import BadRequest, ForestageError, Unauthorized
+from forestage_client._errors import BadRequest, ForestageError, Stopping, Unauthorized
 from forestage_client._fake_service import FakeService, Reply
 from forestage_client._types import Component, Model
 from forestage_client.aclient import AsyncClient
@@ -60,6 +62,7 @@ class FakeForestage:
         self._service = FakeService(models, pool_pages, queue_limit, default_lease_ms)
         self._token = token
         self._changed = Condition()
+        self._streams = 0  # how often they were broken
 
     # ---- for the test
 
@@ -96,6 +99,7 @@ class FakeForestage:
         """Refuse everything with Stopping, as a service that shuts down."""
         with self._changed:
             self._service.stopping = True
+            self._changed.notify_all()
 
     @property
     def now_s(self) -> float:
@@ -107,6 +111,7 @@ class FakeForestage:
         with self._changed:
             self._service.now_s = now_s
             self._service.expire()
+            self._changed.notify_all()
 
     @property
     def num_leases(self) -> int:
@@ -127,6 +132,8 @@ class FakeForestage:
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request; blocks while it waits for a held job (in real time)."""
+        if request.url.path == "/v1/events":
+            return self._stream(request)
         with self._changed:
             reply = self._accept(request)
             if (job := reply.job) is not None:
@@ -135,6 +142,8 @@ class FakeForestage:
 
     async def answer_async(self, request: httpx2.Request) -> httpx2.Response:
         """Answer one request; other tasks run while it waits for a held job (in real time)."""
+        if request.url.path == "/v1/events":
+            return self._stream(request)
         with self._changed:
             reply = self._accept(request)
         ends = time.monotonic() + reply.wait_ms / 1000
@@ -143,17 +152,40 @@ class FakeForestage:
         with self._changed:
             return self._written(reply, request)
 
+    def break_streams(self) -> None:
+        """End what follows the events, as a service that is started anew does; followers come back by themselves."""
+        with self._changed:
+            self._streams += 1
+            self._changed.notify_all()
+
+    def _stream(self, request: httpx2.Request) -> httpx2.Response:
+        model = request.url.params.get("model")
+        with self._changed:
+            try:
+                self._authorize(request)
+                self._service.events.require(model)
+                if self._service.stopping:
+                    raise Stopping("the fake was told to stop")
+            except ForestageError as error:
+                return self._written(_refusal(error), request)
+            self._service.events.look()
+            number, first = self._service.events.begin(request.headers.get("last-event-id"), model)
+        stream = _Stream(self._service, self._changed, model, number, first, lambda: self._streams)
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+
+    def _authorize(self, request: httpx2.Request) -> None:
+        authorization = request.headers.get("authorization")
+        if self._token and request.url.path not in _OPEN_PATHS and authorization != f"Bearer {self._token}":
+            raise Unauthorized("a bearer token is needed")
+
     def _accept(self, request: httpx2.Request) -> Reply:
         try:
-            authorization = request.headers.get("authorization")
-            if self._token and request.url.path not in _OPEN_PATHS and authorization != f"Bearer {self._token}":
-                raise Unauthorized("a bearer token is needed")
+            self._authorize(request)
             path = request.url.path.strip("/").split("/")
             reply = self._service.handle(request.method, path, dict(request.url.params), _read_body(request))
             self._changed.notify_all()
         except ForestageError as error:
-            problem = {"type": error.slug, "title": type(error).__name__, "status": error.status}
-            return Reply(error.status or 500, {**problem, "detail": error.detail, "retry_after_s": error.retry_after_s})
+            return _refusal(error)
         return reply
 
     def _written(self, reply: Reply, request: httpx2.Request) -> httpx2.Response:
@@ -174,8 +206,72 @@ class FakeForestage:
                 name: slots if None in slots else encode_slots(slots, encoding)
                 for name, slots in value["slots"].items()
             }
+        if "actions" in value:
+            value["actions"] = [_with_keys(action, encoding) for action in value["actions"]]
         headers = {"content-type": MSGPACK_TYPE if packed else JSON_TYPE}
         return httpx2.Response(status, content=encode_body(value, reply.keys, encoding), headers=headers)
+
+
+def _with_keys(action: dict[str, Any], encoding: Encoding) -> Mapping[str, object]:
+    others = {name: value for name, value in action.items() if name != "keys"}
+    return encode_fields(others, action.get("keys"), encoding)
+
+
+def _refusal(error: ForestageError) -> Reply:
+    problem = {"type": error.slug, "title": type(error).__name__, "status": error.status}
+    return Reply(error.status or 500, {**problem, "detail": error.detail, "retry_after_s": error.retry_after_s})
+
+
+class _Stream(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """The events for one follower; ends when the fake stops or its streams are broken."""
+
+    def __init__(
+        self,
+        service: FakeService,
+        changed: Condition,
+        model: str | None,
+        number: int,
+        first: str,
+        breaks: Callable[[], int],
+    ) -> None:
+        self._service = service
+        self._changed = changed
+        self._model = model
+        self._number = number
+        self._first = first
+        self._breaks = breaks
+        self._begun = breaks()
+
+    def _ends(self) -> bool:
+        return self._service.stopping or self._breaks() != self._begun
+
+    def _news(self) -> list[bytes]:
+        events = self._service.events
+        texts = [self._first, *events.after(self._number, self._model)]
+        self._first, self._number = "", events.number
+        return [text.encode() for text in texts if text]
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            with self._changed:
+                news = self._news()
+                if not news and self._ends():
+                    return
+                if not news:
+                    self._changed.wait()
+            yield from news
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            with self._changed:
+                news = self._news()
+                ends = self._ends()
+            for text in news:
+                yield text
+            if not news and ends:
+                return
+            if not news:
+                await asyncio.sleep(0.001)
 
 
 def _read_body(request: httpx2.Request) -> dict[str, object]:

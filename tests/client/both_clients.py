@@ -1,11 +1,11 @@
 """One test body for both clients: the asyncio one is driven, call by call, on a loop of its own."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
-from forestage_client import AsyncClient, Client, Encoding
+from forestage_client import AsyncClient, Client, Encoding, PoolEvent
 from forestage_client.testing import FakeForestage
 
 __all__ = ["Clients", "Kind"]
@@ -19,6 +19,7 @@ class _Driven:
     def __init__(self, client: AsyncClient, runner: asyncio.Runner) -> None:
         self._client = client
         self._runner = runner
+        self._followed: list[_Followed] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
@@ -31,11 +32,39 @@ class _Driven:
 
         return call
 
+    def events(self, *args: Any, **kwargs: Any) -> "_Followed":
+        """Iterate over what the client iterates over."""
+        followed = _Followed(self._client.events(*args, **kwargs), self._runner)
+        self._followed.append(followed)
+        return followed
+
     def __repr__(self) -> str:
         return repr(self._client)
 
     def close(self) -> None:
+        for followed in self._followed:
+            followed.close()
         self._runner.run(self._client.aclose())
+
+
+class _Followed:
+    """An asynchronous stream of events whose steps block."""
+
+    def __init__(self, stream: AsyncGenerator[PoolEvent, None], runner: asyncio.Runner) -> None:
+        self._stream = stream
+        self._runner = runner
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PoolEvent:
+        async def following() -> PoolEvent:
+            return await anext(self._stream)
+
+        return self._runner.run(following())
+
+    def close(self) -> None:
+        self._runner.run(self._stream.aclose())
 
 
 class Clients:

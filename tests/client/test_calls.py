@@ -12,6 +12,7 @@ from forestage_client import (
     DeadlineExceeded,
     ForestageError,
     Gone,
+    Hint,
     NotFound,
     QueueFull,
     Readiness,
@@ -127,6 +128,14 @@ def test_waits_widen_the_time_a_call_may_take() -> None:
 def test_every_prefetch_has_an_id_of_its_own() -> None:
     ids = {json.loads(least(None).content("json") or b"")["request_id"] for _ in range(100)}
     assert len(ids) == 100
+
+
+def test_every_envelope_of_hints_has_an_id_of_its_own() -> None:
+    calls = [_calls.hints([Hint("release")], None, 0) for _ in range(20)]
+    assert len({json.loads(call.content("json") or b"")["message_id"] for call in calls}) == 20
+    assert all(call.repeatable for call in calls)
+    assert _calls.hints([], "named", 0).repeatable
+    assert not _calls.hints([], "", 0).repeatable
 
 
 def test_only_what_would_take_slots_twice_is_not_repeatable() -> None:

@@ -157,6 +157,10 @@ def test_both_clients_have_one_surface() -> None:
     entered = [kind.pop("write") for kind in (blocking, awaited)]
     assert entered[0].parameters == entered[1].parameters
     assert Client.write.__doc__ == AsyncClient.write.__doc__
+    # The one that is iterated over, as ordinary and as asynchronous iterators are.
+    iterated = [kind.pop("events") for kind in (blocking, awaited)]
+    assert iterated[0].parameters == iterated[1].parameters
+    assert Client.events.__doc__ == AsyncClient.events.__doc__
     assert blocking == awaited
     assert inspect.signature(Client) == inspect.signature(AsyncClient)
     assert all(inspect.iscoroutinefunction(getattr(AsyncClient, name)) for name in awaited)

@@ -132,7 +132,8 @@ def test_the_whole_surface(client: Client) -> None:
     assert client.ready() == Readiness(True, "up")
     assert f'forestage_prefetch_requests_total{{model="{NAME}",outcome="partial"}}' in client.metrics()
     client.prefetch(NAME, TRUNK[:2], request_id="told", wait_ms=5000)
-    assert client.timeline("told")["moments"][-1]["event"] == "done"
+    told = client.timeline("told")
+    assert (told.request_id, told.state, told.moments[-1].event, told.cuts) == ("told", "done", "done", 0)
     assert client.status()["finished"][0]["request_id"] == "told"
     client.cancel("told")
 
