@@ -21,7 +21,7 @@ COPY client ./client
 # compiled here, since the root file system is read-only there.
 # hadolint ignore=SC2086
 RUN python3 -m venv --without-pip /opt/forestage \
-    && python3 -m pip --python /opt/forestage/bin/python3 install ${TORCH_INDEX} -c constraints.txt ".[${EXTRA},otel]"
+    && python3 -m pip --python /opt/forestage/bin/python3 install ${TORCH_INDEX} -c constraints.txt ".[${EXTRA},otel,zmq]"
 
 FROM ${BASE}
 # A name for the number: some libraries ask who they run as. Clusters need the number itself (runAsNonRoot).
