@@ -1,12 +1,14 @@
-"""Measure files -> slot memory through the file storages against plain `preadv` of the same files.
+"""Measure files -> slot memory through the file storages against plain reads of the same files.
 
-    python benchmarks/read_files.py [--mib 512] [--repeat 5] [--readers N] [--dir DIR]
+    python benchmarks/read_files.py [--mib 512] [--repeat 7] [--readers N] [--dir DIR] [--json FILE]
 
-Both sides use the same number of threads and the same destination, a populated shared mapping. Plain means: paths and
-views made beforehand, each thread takes its share of the files and does open, preadv, close. The storages read in
-batches as the service does (on its event loop), report every page, and (kind file) verify every checksum. Repetitions
-are interleaved; the files are in the page cache. Prints one line a kind and page size: GB/s of both and their ratio,
-and CPU seconds per GB of both and their ratio, which tell more where others share the machine. All are medians.
+  warm   the files are in the page cache. Plain means `preadv` by the same number of threads into the same memory: paths
+         and views made beforehand, each thread takes its share of the files and does open, preadv, close
+  cold   kind file with `direct`, which reads past the page cache. Plain means `dd iflag=direct` of one file of the same
+         size on the same disk, 4 MiB at a time
+Both sides have the same populated mapping. The storages read in batches as the service does (on its event loop), report
+every page, and (kind file) verify every checksum. Repetitions are interleaved. Shown are GB/s (median, spread), the
+median ratio, and CPU seconds per GB of both, which tell more where others share the machine.
 """
 
 import argparse
@@ -14,17 +16,19 @@ import asyncio
 import hashlib
 import mmap
 import os
-import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from _support import add_options, print_table, write_json
 from forestage.core.layout import Component, ModelLayout
 from forestage.storage.base import PageRead, ReadOutcome
 from forestage.storage.directory import DirectoryStorage
@@ -80,8 +84,17 @@ async def through(
     return seconds
 
 
-async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat: int) -> str:
-    """Write the files, read them both ways in turn, and return a line of the table."""
+def dd(path: Path) -> float:
+    """Return the seconds that `dd` needs to read a file past the page cache, without those to start it."""
+    command = ["dd", f"if={path}", "of=/dev/null", "iflag=direct", "bs=4M"]
+    said = subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True, env={"LC_ALL": "C"}).stderr
+    return float(said.rsplit(" s, ", 1)[0].rsplit(" ", 1)[1])
+
+
+async def measure(
+    storage: DirectoryStorage, page_bytes: int, total: int, repeat: int, cold: Path | None = None
+) -> dict[str, Any]:
+    """Write the files, read them both ways in turn, and return a row; `cold` is the file for `dd`."""
     readers = storage.batches_in_flight // 2
     model = ModelLayout("bench", 64, (Component("kv", page_bytes),))
     num_pages = total // page_bytes
@@ -91,48 +104,57 @@ async def measure(storage: DirectoryStorage, page_bytes: int, total: int, repeat
     for key, view in zip(keys, views, strict=True):
         view[:] = os.urandom(page_bytes)
         await storage.write(model, 0, key, (view,))
+    if cold is not None:
+        await asyncio.to_thread(cold.write_bytes, pool)
+    os.sync()
     shelf = storage.shelves(model)[0]
     paths = [shelf.paths(key)[0] for key in keys]
     rounds: list[tuple[float, float, float, float]] = []
     for _ in range(repeat + 1):
         begin = time.process_time()
-        plain_s = plain(paths, views, readers)
+        plain_s = plain(paths, views, readers) if cold is None else dd(cold)
         middle = time.process_time()
         through_s = await through(storage, model, keys, views)
         rounds.append((plain_s, through_s, middle - begin, time.process_time() - middle))
     await storage.aclose()
     del rounds[0]  # for warming up
     size = total / 1e9
-    rates = [size / statistics.median(seconds) for seconds in list(zip(*rounds, strict=True))[:2]]
-    cpu = [statistics.median(seconds) / size for seconds in list(zip(*rounds, strict=True))[2:]]
-    ratio = statistics.median(one / other for one, other, _, _ in rounds)
-    cpu_ratio = statistics.median(one / other for _, _, one, other in rounds)
-    return (
-        f"{storage.kind:>13} {page_bytes >> 10:>6} KiB {readers:>8} {rates[0]:>8.2f} {rates[1]:>8.2f} {ratio:>6.2f}"
-        f"{cpu[0]:>11.3f} {cpu[1]:>8.3f} {cpu_ratio:>6.2f}"
-    )
+    return {
+        "kind": storage.kind,
+        "read": "warm" if cold is None else "cold",
+        "page KiB": page_bytes >> 10,
+        "threads": readers,
+        "plain GB/s": [size / one for one, _, _, _ in rounds],
+        "storage GB/s": [size / other for _, other, _, _ in rounds],
+        "/plain": statistics.median(one / other for one, other, _, _ in rounds),
+        "cpu s/GB: plain": statistics.median(one for _, _, one, _ in rounds) / size if cold is None else float("nan"),
+        "storage": statistics.median(other for _, _, _, other in rounds) / size,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="files -> memory GB/s, through the storages and plain")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="MiB of pages per row")
-    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--readers", type=int, default=0, help="reading threads, 0: the default of this machine")
-    parser.add_argument("--dir", default=None, help="where to put the files while measuring")
+    parser.add_argument("--dir", type=Path, default=None, help="where to put the files while measuring")
+    add_options(parser)
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)  # as the service does
-    print(f"{'kind':>13} {'page':>10} {'threads':>8} {'GB/s':>8} {'through':>8} {'ratio':>6}", end="")
-    print(f"{'CPU s/GB':>11} {'through':>8} {'ratio':>6}")
-    kinds: tuple[type[FileStorage | HicacheFileStorage], ...] = (FileStorage, HicacheFileStorage)
+    total = options.mib << 20
+    rows = []
     for page_bytes in PAGE_BYTES:
-        for kind in kinds:
-            root = Path(tempfile.mkdtemp(prefix="forestage-bench-", dir=options.dir))
-            try:
-                storage = kind(root, readers=options.readers)
-                line = uvloop.run(measure(storage, page_bytes, options.mib << 20, options.repeat))
-            finally:
-                shutil.rmtree(root)
-            print(line, flush=True)
+        for kind in ("file", "hicache-file", "cold"):
+            with tempfile.TemporaryDirectory(prefix="forestage-bench-", dir=options.dir) as name:
+                root = Path(name)
+                storage: DirectoryStorage
+                if kind == "hicache-file":
+                    storage = HicacheFileStorage(root / "l3", readers=options.readers)
+                else:
+                    storage = FileStorage(root / "l3", direct=kind == "cold", readers=options.readers)
+                cold = root / "all" if kind == "cold" else None
+                rows.append(uvloop.run(measure(storage, page_bytes, total, options.repeat, cold)))
+    print_table(f"files -> memory, {options.mib} MiB a row, median of {options.repeat} (lowest-highest)", rows)
+    write_json(options.json, "read_files", rows, mib=options.mib, repeat=options.repeat)
 
 
 if __name__ == "__main__":
