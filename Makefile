@@ -22,7 +22,7 @@ help:
 	@echo 'make demo    start the service on made-up pages, prefetch some, show what happened'
 	@echo 'make demo-redis   the same with the pages in a Redis of its own'
 	@echo 'make serve   run the service; CONFIG=$(CONFIG)'
-	@echo 'make test    run all tests; ARGS="-k lease" chooses'
+	@echo 'make test    run all tests; ARGS="-k lease" chooses, ARGS="-n0 --pdb" stays in one process'
 	@echo 'make check   formatting, lint, types, layering'
 	@echo 'make check-page   the status page in a real Chromium; PICTURES=FOLDER keeps pictures of it'
 	@echo 'make bench   run the benchmarks; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
@@ -61,8 +61,9 @@ demo-redis: $(SERVE_READY)
 serve: $(SERVE_READY)
 	@exec $(BIN)/forestage serve --config '$(CONFIG)' $(ARGS)
 
+# Most of a test is waiting, so there is one worker more than the cores of the smallest machine; a file's tests share one.
 test: $(DEV_READY)
-	@$(BIN)/pytest -q -ra $(ARGS)
+	@$(BIN)/pytest -q -ra -n 3 --dist loadscope $(ARGS)
 
 check: $(DEV_READY)
 	@failed=; \

@@ -28,6 +28,8 @@ _START_S = 20.0
 # Below the range of outgoing connections, so that a port stays free while its server is down; and so that a
 # cluster's bus, 10000 above, is a port too.
 _PORTS = range(12_000, 22_000)
+# Of several processes that run tests each picks its own: between the look and the server's start nobody holds a port.
+_SHARES = 16
 
 
 class TlsUnsupportedError(Exception):
@@ -65,8 +67,9 @@ def give_up(reason: str) -> NoReturn:
 
 
 def free_port() -> int:
-    """Return a port that is free now, together with the one 10000 above."""
-    for port in random.sample(_PORTS, 1000):
+    """Return a port that is free now, together with the one 10000 above, and that no other worker of this run picks."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in random.sample(_PORTS[worker % _SHARES :: _SHARES], 600):
         with contextlib.suppress(OSError):
             for number in (port, port + 10_000):
                 with socket.socket() as probe:
