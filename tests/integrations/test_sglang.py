@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from integrations.engines import ENGINES, engine_or_skip
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-ENGINES = Path(os.environ.get("FORESTAGE_ENGINES", REPOSITORY / "build" / "engines"))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["0.5.13", "0.5.23"])
 def test_in_sglang(version: str, tmp_path: Path) -> None:
-    root = ENGINES / f"sglang-{version}"
-    if not root.exists():
-        pytest.skip(f"SGLang {version} is not there: make engines-sglang fetches it")
+    root = engine_or_skip("sglang", version)
     path = os.pathsep.join(str(REPOSITORY / part) for part in ("client", "service", "tests"))
     environment = {
         **os.environ,

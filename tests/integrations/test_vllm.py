@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from integrations.engines import ENGINES, engine_or_skip
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-ENGINES = Path(os.environ.get("FORESTAGE_ENGINES", REPOSITORY / "build" / "engines"))
 
 
 @pytest.mark.timeout(400)
 def test_in_vllm(tmp_path: Path) -> None:
-    root = ENGINES / "vllm-0.33.0"
-    if not root.exists():
-        pytest.skip("vLLM 0.33.0 is not there: make engines-vllm fetches it")
+    root = engine_or_skip("vllm", "0.33.0")
     path = os.pathsep.join([str(root), *(str(REPOSITORY / part) for part in ("client", "service", "tests"))])
     command: list[str | Path] = [
         ENGINES / "vllm-venv" / "bin" / "python",
