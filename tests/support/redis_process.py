@@ -6,6 +6,7 @@ process dies. Start servers from the main thread: the kernel takes the end of th
 
 import contextlib
 import importlib
+import itertools
 import os
 import random
 import shutil
@@ -28,8 +29,12 @@ _START_S = 20.0
 # Below the range of outgoing connections, so that a port stays free while its server is down; and so that a
 # cluster's bus, 10000 above, is a port too.
 _PORTS = range(12_000, 22_000)
-# Of several processes that run tests each picks its own: between the look and the server's start nobody holds a port.
+# Between the look and the server's start nobody holds a port. So each of several processes that run tests has its own
+# share of them, and gives none twice before all others.
 _SHARES = 16
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = _PORTS[_WORKER % _SHARES :: _SHARES]
+_TURNS = itertools.cycle(random.sample(_SHARE, len(_SHARE)))
 
 
 class TlsUnsupportedError(Exception):
@@ -68,8 +73,7 @@ def give_up(reason: str) -> NoReturn:
 
 def free_port() -> int:
     """Return a port that is free now, together with the one 10000 above, and that no other worker of this run picks."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for port in random.sample(_PORTS[worker % _SHARES :: _SHARES], 600):
+    for port in itertools.islice(_TURNS, len(_SHARE)):
         with contextlib.suppress(OSError):
             for number in (port, port + 10_000):
                 with socket.socket() as probe:
