@@ -42,7 +42,8 @@ def _feed(service: Running) -> dict[str, Any]:
         return json.loads(json.dumps(dict(client.status())))  # type: ignore[no-any-return]
 
 
-def test_one_picture(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_picture(service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # of what the tests run in
     assert main(["top", "--url", service.url]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
