@@ -92,10 +92,11 @@ $(ENGINES)/.vllm-ready: scripts/make-engines-vllm $(DEV_READY)
 	@scripts/make-engines-vllm $(ENGINES) $(VENV)
 	@touch $@
 
+# 77 is what a benchmark ends with that this machine cannot run; it has said why.
 bench: $(DEV_READY)
 	@for file in $(BENCH); do \
 	    echo "-- $$file"; \
-	    $(BIN)/python "$$file" $(ARGS) || exit 1; \
+	    $(BIN)/python "$$file" $(ARGS) || [ $$? = 77 ] || exit 1; \
 	done
 
 # The others than docker need to be told its format, the only one that has a health check.
