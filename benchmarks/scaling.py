@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--pods 10 30 100 300] [--nodes 3 10 30 100] [--rate 0.5] [--seed 0] [--json FILE]
 
 Each pod is asked for prefixes of 96 pages of 9 MiB (6144 tokens of an 8B model with 64-token pages), of which 32 are
-one of 100 common heads. `_fleet_run.py` is the simulation, `scaling_check.py` measures what it is fed with, and what to do
-about each limit is in `docs/scaling.md`.
+one of 100 common heads. `_fleet_run.py` is the simulation, `scaling_check.py` measures what it is fed with, and what to
+do about each limit is in `docs/scaling.md`.
 """
 
 import argparse

@@ -65,9 +65,9 @@ def _cpu_s(pid: int) -> float:
 
 
 def _busy_s() -> float:
-    """Return the seconds that all cores together have worked, for whomever."""
+    """Return the seconds that all cores together have worked for whom it was urgent: what is niced makes way for us."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / _TICKS_A_SECOND  # but idle and waiting for disks
+    return (sum(fields) - fields[1] - fields[3] - fields[4]) / _TICKS_A_SECOND  # nor idle, nor waiting for disks
 
 
 @contextmanager
