@@ -21,7 +21,18 @@ from typing import Any
 
 from _fleet import GIB, Costs, Fleet, Load, percentile
 from _fleet_run import simulate
-from _support import PREFIX, add_options, fill, make_keys, make_model, print_table, redis_at, run_async, write_json
+from _support import (
+    PREFIX,
+    add_options,
+    fill,
+    make_keys,
+    make_model,
+    print_progress,
+    print_table,
+    redis_at,
+    run_async,
+    write_json,
+)
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Probe
 from forestage.storage.redis import RedisStorage
@@ -235,6 +246,7 @@ def _compare(costs: Costs, page: int, counts: Sequence[int], seconds: float) -> 
                     "simulated limit": told.first_limit,
                 }
             )
+            print_progress(rows[-1])
     return rows
 
 
