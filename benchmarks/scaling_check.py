@@ -4,7 +4,8 @@
 
 First the seconds of CPU that a service and Redis spend: by GiB, by read, by key of a probe, by request. Then so many
 services, each asked for 64 MiB that only Redis has as soon as the last 64 MiB are in its pool, beside what the
-simulation says of them when it is given those seconds, and the cores that all of them share, and nothing else.
+simulation says of them when it is given those seconds, and the cores that all of them share, and nothing else. At last
+16 MiB at a time over one slow link, which is what they wait for then, however busy the machine is with other things.
 """
 
 import argparse
@@ -39,10 +40,12 @@ from forestage.storage.redis import RedisStorage
 from forestage_client import Client
 from support.redis_servers import RedisServer
 from support.running import Running, running
+from support.slow_link import slow_link
 
 __all__: list[str] = []
 
 _JOB_BYTES = 64 << 20
+_LINK_JOB_BYTES = 16 << 20
 _PROBE_KEYS = 4096
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _CONFIG = """
@@ -76,23 +79,21 @@ def _cpu_s(pid: int) -> float:
 
 
 def _busy_s() -> float:
-    """Return the seconds that all cores together have worked for whom it was urgent: what is niced makes way for us."""
+    """Return the seconds that all cores together have worked, for whomever."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(fields) - fields[1] - fields[3] - fields[4]) / _TICKS_A_SECOND  # nor idle, nor waiting for disks
+    return (sum(fields) - fields[3] - fields[4]) / _TICKS_A_SECOND  # but idle and waiting for disks
 
 
 @contextmanager
-def _services(server: RedisServer, count: int, page: int) -> Iterator[list[Running]]:
+def _services(url: str, count: int, page: int, job_bytes: int = _JOB_BYTES) -> Iterator[list[Running]]:
     with ExitStack() as stack:
         services = []
         for _ in range(count):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forestage-bench-", dir="/dev/shm"))
-            slots = _JOB_BYTES // page
-            pool = _JOB_BYTES + (16 << 20)
+            slots = job_bytes // page
+            pool = job_bytes + (16 << 20)
             config = Path(folder, "forestage.toml")
-            config.write_text(
-                _CONFIG.format(folder=folder, pool=pool, url=server.url, prefix=PREFIX, page=page, slots=slots)
-            )
+            config.write_text(_CONFIG.format(folder=folder, pool=pool, url=url, prefix=PREFIX, page=page, slots=slots))
             services.append(stack.enter_context(running(config, "--log-level", "error")))
         yield services
 
@@ -192,7 +193,7 @@ def _costs(page: int, seconds: float) -> Costs:
             chains = [make_keys(count, chain) for chain in (0, 1)]
             for keys in chains:
                 run_async(fill(server, model, keys))
-            with _services(server, 1, size) as services:
+            with _services(server.url, 1, size) as services:
                 seen[size] = _drive(server, services, chains, seconds)
                 resident = _drive(server, services, chains[:1], 1.0, resident=True)
     # Who asks and who answers: both are at work for a request, on the same cores.
@@ -224,7 +225,7 @@ def _compare(costs: Costs, page: int, counts: Sequence[int], seconds: float) -> 
         for keys in chains:
             run_async(fill(server, model, keys))
         for services in counts:
-            with _services(server, services, page) as started:
+            with _services(server.url, services, page) as started:
                 seen = _drive(server, started, chains, seconds)
             # Loopback has no speed of its own: its cost is in the CPU seconds.
             # What others took of the cores makes ours slower.
@@ -250,11 +251,45 @@ def _compare(costs: Costs, page: int, counts: Sequence[int], seconds: float) -> 
     return rows
 
 
+def _compare_on_link(
+    costs: Costs, page: int, counts: Sequence[int], seconds: float, link: float
+) -> list[dict[str, Any]]:
+    """The same, but what all of them share is a link that is slow enough for cores not to matter."""
+    model, count = make_model(page), _LINK_JOB_BYTES // page
+    chains = [make_keys(count, chain) for chain in (0, 1)]
+    cores = len(os.sched_getaffinity(0))
+    rows = []
+    with redis_at(unix=False) as server, slow_link(server.port, link) as port:
+        for keys in chains:
+            run_async(fill(server, model, keys))
+        for services in counts:
+            with _services(f"redis://127.0.0.1:{port}/0", services, page, _LINK_JOB_BYTES) as started:
+                seen = _drive(server, started, chains, seconds)
+            fleet = Fleet(services, 1, costs, page, link, 1e15, 0.0, 4, cores, host_cores=cores)
+            told = simulate(fleet, Load(0.0, 0, count, heads=0), seconds, warm_up=1.0)
+            p50, told_p50 = percentile(seen["job_s"], 0.5), percentile(told.job_s, 0.5)
+            rows.append(
+                {
+                    "services": services,
+                    "job ms p50": 1e3 * p50,
+                    "simulated p50": 1e3 * told_p50,
+                    "ratio": told_p50 / p50,
+                    "p99": 1e3 * percentile(seen["job_s"], 0.99),
+                    "simulated p99": 1e3 * percentile(told.job_s, 0.99),
+                    "jobs": len(seen["job_s"]),
+                    "simulated limit": told.first_limit,
+                }
+            )
+            print_progress(rows[-1])
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--services", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--page", type=int, default=1024, help="page size in KiB")
+    parser.add_argument("--link", type=int, default=128, help="MiB/s of the link")
     add_options(parser, repeat=1)
     options = parser.parse_args()
     costs = _costs(options.page << 10, options.seconds)
@@ -273,7 +308,13 @@ def main() -> int:
         for row in _compare(costs, options.page << 10, options.services, options.seconds)
     ]
     print_table(f"{_JOB_BYTES >> 20} MiB at a time, {len(os.sched_getaffinity(0))} cores", rows)
-    write_json(options.json, "scaling_check", [cost_row, *rows], page_kib=options.page, seconds=options.seconds)
+    linked = _compare_on_link(
+        costs, options.page << 10, options.services, options.seconds * 2, options.link * (1 << 20)
+    )
+    print_table(f"{_LINK_JOB_BYTES >> 20} MiB at a time, over one link of {options.link} MiB/s", linked)
+    write_json(
+        options.json, "scaling_check", [cost_row, *rows, *linked], page_kib=options.page, seconds=options.seconds
+    )
     return 0
 
 
