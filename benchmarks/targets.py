@@ -2,8 +2,8 @@
 
     python benchmarks/targets.py build/bench/*.json
 
-`make bench` runs it last. Each line is one aim: what, the floor or the peer that it is held against, the ratio to that or
-the figure itself, and the bound. What was not measured is not shown; `docs/performance.md` explains each line.
+`make bench` runs it last. Each line is one aim: what, the floor or the peer that it is held against, the ratio to that
+or the figure itself, and the bound. What was not measured is not shown; `docs/performance.md` explains each line.
 """
 
 import argparse
