@@ -18,12 +18,14 @@ import uvicorn
 from forestage import __version__
 from forestage.api.app import create_app
 from forestage.api.context import Context
+from forestage.api.keyring import Keyring
 from forestage.assembly import Assembly, assemble, build_storage, pool_settings
-from forestage.config import Config, read_token
+from forestage.config import Config, read_grants
 from forestage.connections import Connection
 from forestage.core.errors import StartError
 from forestage.observe.tracing import start_tracing
 from forestage.pool.file import PoolFile
+from forestage.reload import Reload
 from forestage.sockets import bind_tcp, bind_unix
 
 __all__ = ["run"]
@@ -34,6 +36,7 @@ log = logging.getLogger("forestage.server")
 _SWITCH_INTERVAL_S = 0.0005
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (*_STOP_SIGNALS, signal.SIGHUP)
 _LAST_ANSWERS_S = 0.5  # of the grace, kept for writing answers out
 _LAST_SPANS_S = (0.1, 2.0)  # at least and at most, within the grace, for a collector to take what is left
 
@@ -67,7 +70,7 @@ class _StoppedError(Exception):
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks to stop, the second ends the grace.
+    """SIGTERM and SIGINT: the first asks to stop, the second ends the grace. SIGHUP: tokens are to be read again.
 
     The handlers stay to the end of the process. Those of an event loop go with the loop, and a signal that came then
     would turn a clean end into a kill.
@@ -76,8 +79,9 @@ class _Signals:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
+        self.reload = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        for signum in _STOP_SIGNALS:
+        for signum in _SIGNALS:
             signal.signal(signum, self._caught)
 
     def check(self, *_: int) -> None:
@@ -85,20 +89,26 @@ class _Signals:
         if self.stop.is_set():
             raise _StoppedError
 
-    def _caught(self, *_: object) -> None:
+    def _caught(self, signum: int, _frame: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._received)
+            self._loop.call_soon_threadsafe(self._received, signum)
 
-    def _received(self) -> None:
-        (self.now if self.stop.is_set() else self.stop).set()
+    def _received(self, signum: int) -> None:
+        if signum == signal.SIGHUP:
+            self.reload.set()
+        else:
+            (self.now if self.stop.is_set() else self.stop).set()
 
 
-def run(config: Config, grace_s: float, announce: Callable[[str], None]) -> int:
-    """Serve until a signal; return the exit code. `announce` gets the one line that says the service is ready."""
+def run(config: Config, grace_s: float, announce: Callable[[str], None], reread: Callable[[], Config]) -> int:
+    """Serve until a signal; return the exit code.
+
+    `announce` gets the one line that says the service is ready; `reread` loads the configuration again, for SIGHUP.
+    """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         try:
-            clean = runner.run(_serve(config, grace_s, announce))
+            clean = runner.run(_serve(config, grace_s, announce, reread))
         except StartError as error:
             print(f"forestage: {error.detail}", file=sys.stderr)
             return 2
@@ -107,7 +117,7 @@ def run(config: Config, grace_s: float, announce: Callable[[str], None]) -> int:
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)
-    for signum in _STOP_SIGNALS:
+    for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_IGN)  # the end of the interpreter would make them deadly again
     return 0
 
@@ -120,7 +130,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]) -> bool:
+async def _serve(config: Config, grace_s: float, announce: Callable[[str], None], reread: Callable[[], Config]) -> bool:
     signals = _Signals()
     with contextlib.ExitStack() as stack:
         tcp = stack.enter_context(bind_tcp(config.server.host, config.server.port))
@@ -128,7 +138,7 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
         if config.server.uds:
             sockets.append(stack.enter_context(bind_unix(config.server.uds)))
             stack.callback(_unlink, config.server.uds)
-        tokens = _read_tokens(config)
+        keyring = Keyring(read_grants(config))
         storage = build_storage(config)
         try:
             create = partial(PoolFile.create, pool_settings(config), config.layouts(), signals.check)
@@ -137,13 +147,15 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
             return True
         stack.callback(pool.close)
         parts = assemble(config, pool, storage, start_tracing(os.environ))
-        return await _serve_pool(parts, sockets, tokens, signals, grace_s, announce)
+        reload = Reload(config, keyring, reread)
+        return await _serve_pool(parts, sockets, keyring, reload, signals, grace_s, announce)
 
 
 async def _serve_pool(
     parts: Assembly,
     sockets: list[socket.socket],
-    tokens: tuple[str, dict[str, str]],
+    keyring: Keyring,
+    reload: Reload,
     signals: _Signals,
     grace_s: float,
     announce: Callable[[str], None],
@@ -153,7 +165,7 @@ async def _serve_pool(
     context = Context(config, service, parts.pool, parts.storage.is_up, exposition, __version__, history)
     server = _Server(
         uvicorn.Config(
-            create_app(context, *tokens),
+            create_app(context, keyring),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -178,7 +190,9 @@ async def _serve_pool(
     gc.set_threshold(50_000, 20, 100)
     announce(_ready_line(config, parts, sockets[0]))
     stop = asyncio.create_task(signals.stop.wait())
-    await _first_of(stop, running, serving)
+    reloading = asyncio.create_task(reload.run(signals.reload))
+    await _first_of(stop, running, serving, reloading)
+    reloading.cancel()
     deadline = time.monotonic() + grace_s
     context.stopping = True
     log.info("stopping within %.1f s", grace_s)
@@ -198,19 +212,13 @@ async def _serve_pool(
         least, most = _LAST_SPANS_S
         await parts.tracing.aclose(min(most, max(least, deadline - time.monotonic())))
     clean = running.done()
-    for ended in (running, serving):
-        if ended.done():
+    for ended in (running, serving, reloading):
+        if ended.done() and not ended.cancelled():
             ended.result()
     if not clean:
         log.warning("leaving although reads or writes hang in the storage")
         running.cancel()
     return clean
-
-
-def _read_tokens(config: Config) -> tuple[str, dict[str, str]]:
-    """Return the service-wide token ("": none) and those of tenants."""
-    own = {tenant.name: read_token(tenant.token_file) for tenant in config.tenants if tenant.token_file}
-    return read_token(config.server.token_file) if config.server.token_file else "", own
 
 
 async def _first_of(*tasks: asyncio.Task[Any], timeout_s: float | None = None) -> None:

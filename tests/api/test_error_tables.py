@@ -27,6 +27,7 @@ FURTHER = {
     "part-taken": 409,
     "message-id-conflict": 409,
     "service-token-needed": 403,
+    "role-needed": 403,
     "too-many-listeners": 429,
     "write-gone": 410,
     "duplicate-key": 422,

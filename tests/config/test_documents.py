@@ -16,6 +16,7 @@ from forestage.config import (
     LmcacheConfig,
     ModelConfig,
     TenantConfig,
+    TokenConfig,
     VllmConfig,
     load,
     render,
@@ -71,12 +72,14 @@ def test_every_key_of_a_model_and_of_a_tenant_is_documented() -> None:
         *_names(VllmConfig, "models[].vllm."),
         *_names(LmcacheConfig, "models[].lmcache."),
         *_names(TenantConfig, "tenants[]."),
+        *_names(TokenConfig, "tokens[]."),
         *_names(HashConfig, "models[].hash."),
     } - {"models[].components"}
     assert {key for key in ROWS if "[]" in key} == expected
     assert {key.partition(".")[0] for key in ROWS if "[]" not in key} == set(Config.model_fields) - {
         "models",
         "tenants",
+        "tokens",
     }
 
 

@@ -17,11 +17,13 @@ from uvicorn.server import ServerState
 from forestage import __version__
 from forestage.api.app import create_app
 from forestage.api.context import Context
+from forestage.api.keyring import Keyring
 from forestage.assembly import Assembly, assemble, pool_settings
 from forestage.config import Config
 from forestage.connections import Connection
 from forestage.core.audit import check_integrity
 from forestage.core.engine import Engine
+from forestage.core.roles import Caller, Grant, Role
 from forestage.pool.file import PoolFile
 from forestage.sockets import bind_tcp
 from forestage.storage.base import Storage
@@ -198,11 +200,15 @@ async def live(
     *models: dict[str, Any],
     token: str = "",
     tenant_tokens: Mapping[str, str] | None = None,
+    grants: Sequence[Grant] = (),
     inner: Storage | None = None,
     expected: Callable[[bytes, str], bytes] = content,
     **settings: Any,
 ) -> AsyncIterator[Live]:
-    """Run a service over a faulty storage in memory (or `inner`); `settings` are sections of the configuration."""
+    """Run a service over a faulty storage in memory (or `inner`); `settings` are sections of the configuration.
+
+    `token`, `tenant_tokens` by tenant, and `grants` are taken; without any, everybody may call.
+    """
     raw: dict[str, Any] = {
         "pool": {"path": str(path / "pool"), "bytes": "64MiB", "pin": "none"},
         "models": list(models),
@@ -216,7 +222,8 @@ async def live(
     context = Context(
         config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__, parts.history
     )
-    app = create_app(context, token, tenant_tokens)
+    own = [Grant(secret, Caller(Role.ADMIN, tenant)) for tenant, secret in (tenant_tokens or {}).items()]
+    app = create_app(context, Keyring([*([Grant(token)] if token else []), *own, *grants]))
     sock = bind_tcp("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -14,6 +14,7 @@ import uvicorn
 from forestage import __version__
 from forestage.api.app import create_app
 from forestage.api.context import Context
+from forestage.api.keyring import Keyring
 from forestage.assembly import Assembly, assemble, build_storage, pool_settings
 from forestage.config import Config
 from forestage.core.audit import check_integrity
@@ -206,7 +207,9 @@ async def live_redis(
     context = Context(
         config, parts.service, pool, parts.storage.is_up, parts.metrics.exposition, __version__, parts.history
     )
-    settings = uvicorn.Config(create_app(context, ""), http="httptools", ws="none", lifespan="off", log_config=None)
+    settings = uvicorn.Config(
+        create_app(context, Keyring()), http="httptools", ws="none", lifespan="off", log_config=None
+    )
     server = uvicorn.Server(settings)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     await parts.storage.open()

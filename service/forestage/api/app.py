@@ -1,6 +1,5 @@
 """The FastAPI application."""
 
-from collections.abc import Mapping
 from functools import cache, partial
 
 from fastapi import FastAPI
@@ -11,6 +10,7 @@ from forestage.api.document import describe_app
 from forestage.api.events import build_events
 from forestage.api.hashing import build_hash
 from forestage.api.hints import build_hints
+from forestage.api.keyring import Keyring
 from forestage.api.page import Page, build_page
 from forestage.api.pins import build_pins
 from forestage.api.probes import build_probes
@@ -22,10 +22,10 @@ from forestage.api.writes import build_writes
 __all__ = ["create_app"]
 
 
-def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, str] | None = None) -> FastAPI:
+def create_app(context: Context, keyring: Keyring) -> FastAPI:
     """Build the application over a running service.
 
-    `token` and the `tenant_tokens`, by tenant, make every route but probes and metrics want one of them.
+    Any token in `keyring` makes every route but probes and metrics want one.
     """
     app = FastAPI(
         title="Forestage",
@@ -48,9 +48,5 @@ def create_app(context: Context, token: str = "", tenant_tokens: Mapping[str, st
     page = Page.load() if context.config.server.page else None
     if page is not None:
         app.include_router(build_page(page))
-    tokens: dict[str, str | None] = {secret: tenant for tenant, secret in (tenant_tokens or {}).items()}
-    if token:
-        tokens[token] = None
-    if tokens:
-        app.add_middleware(BearerToken, tokens=tokens, page=page)
+    app.add_middleware(BearerToken, keyring=keyring, page=page)
     return app

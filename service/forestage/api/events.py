@@ -10,12 +10,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from forestage.api.auth import bound_tenant
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, is_still_taken, needs
 from forestage.api.context import Context
 from forestage.api.problem_types import problem_answers
 from forestage.api.waiting import client_left
 from forestage.core.errors import ForbiddenError
 from forestage.core.residency import Place
+from forestage.core.roles import Role
 from forestage.prefetch.feed import Changes, Snapshot
 
 __all__ = ["ENDLESS_ROUTES", "build_events"]
@@ -33,7 +34,7 @@ LastEventId = Annotated[str | None, Header(max_length=256, description="go on be
 
 def build_events(context: Context) -> APIRouter:
     """Build `/v1/events` over a running service."""
-    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1", responses=REFUSALS, route_class=RoleRoute)
     service, place = context.service, f"{context.pool.instance}.{context.pool.generation}."
 
     @router.get(
@@ -44,6 +45,7 @@ def build_events(context: Context) -> APIRouter:
             200: {"content": {_MEDIA: {"schema": {"type": "string"}}}},
             **problem_answers("service-token-needed", "unknown-model", "invalid-request", "too-many-listeners"),
         },
+        openapi_extra=needs(Role.READ),
     )
     async def get_events(request: Request, model: Model = None, last_event_id: LastEventId = None) -> Response:
         if bound_tenant(request) is not None:
@@ -53,7 +55,8 @@ def build_events(context: Context) -> APIRouter:
         if model is not None:
             service.engine.pool(model)
         service.residency.require_room()
-        return _EventStream(_messages(context, place, model, _number(last_event_id, place)))
+        messages = _messages(context, place, model, _number(last_event_id, place))
+        return _EventStream(_while_taken(request, messages))
 
     return router
 
@@ -85,6 +88,14 @@ async def _messages(context: Context, place: str, model: str | None, since: int 
                     yield b":\n\n"
                 case Changes():
                     yield b"".join(_changes(step, place, model))
+
+
+async def _while_taken(request: Request, messages: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(messages):
+        async for message in messages:
+            if not is_still_taken(request):
+                return
+            yield message
 
 
 def _changes(step: Changes, place: str, model: str | None) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from forestage.api.answers import HintsAnswer
-from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, needs, require, tenant_of
 from forestage.api.bodies import (
     MAX_WAIT_MS,
     HintBody,
@@ -36,6 +36,7 @@ from forestage.core.errors import BadRequestError, ForestageError, StoppingError
 from forestage.core.hint_memory import HintMemory
 from forestage.core.hints import HintOutcome, Verdict, judge_demotion, judge_job, judge_pin
 from forestage.core.job import Job, Lengths, PrefetchRequest
+from forestage.core.roles import Role
 
 __all__ = ["build_hints"]
 
@@ -74,7 +75,7 @@ _Step = Callable[[], _Done]
 
 def build_hints(context: Context) -> APIRouter:
     """Build `/v1/hints` over a running service."""
-    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1", responses=REFUSALS, route_class=RoleRoute)
     config, service = context.config, context.service
     memory: HintMemory[_Done] = HintMemory(config.prefetch.keep_done_ms / 1e3)
 
@@ -84,7 +85,7 @@ def build_hints(context: Context) -> APIRouter:
         response_model=HintsAnswer,
         response_model_exclude_none=True,
         responses=problem_answers(*BODY_PROBLEMS, "message-id-conflict", "stopping"),
-        openapi_extra=request_schema(HintsBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(HintsBody),
     )
     async def take_hints(request: Request, wait_ms: WaitMs = 0) -> Response:
         arrived = service.now()
@@ -223,8 +224,8 @@ class _Reader:
         def release() -> _Done:
             known = True
             if body.pin_id is not None:
-                known = service.engine.pins.knows(body.pin_id)
-                service.unpin(body.pin_id)
+                known = service.knows_pin(body.pin_id, tenant)
+                service.unpin(body.pin_id, tenant)
             if body.request_id is not None:
                 job = service.engine.jobs.get(body.request_id)
                 known = known and job is not None and tenant in {None, job.request.tenant}
@@ -234,6 +235,7 @@ class _Reader:
         return release
 
     async def _demote(self, action: HintBody, payload: dict[str, Any]) -> _Step:
+        require(self._request, Role.ADMIN)  # as POST /v1/evict does, which it is
         engine = self._context.service.engine
         keys = await self._keys(payload)
         body = check(TenantBody, payload, len(keys))

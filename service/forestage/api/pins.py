@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from forestage.api.answers import EvictedAnswer, PinnedAnswer
-from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, needs, tenant_of
 from forestage.api.bodies import PinBody, TenantBody, check, request_schema
 from forestage.api.codec import answer
 from forestage.api.context import Context
@@ -11,13 +11,14 @@ from forestage.api.describe import describe_pin
 from forestage.api.problem_types import problem_answers
 from forestage.api.prompts import asked_keys
 from forestage.api.reading import PREFIX_PROBLEMS, read_prefix
+from forestage.core.roles import Role
 
 __all__ = ["build_pins"]
 
 
 def build_pins(context: Context) -> APIRouter:
     """Build the routes over a running service."""
-    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1", responses=REFUSALS, route_class=RoleRoute)
     config, service = context.config, context.service
 
     @router.post(
@@ -27,7 +28,7 @@ def build_pins(context: Context) -> APIRouter:
         response_model=PinnedAnswer,
         response_model_exclude_none=True,
         responses=problem_answers(*PREFIX_PROBLEMS) | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
-        openapi_extra=request_schema(PinBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(PinBody),
     )
     async def pin_prefix(request: Request) -> Response:
         raw, keys = await read_prefix(request, context)
@@ -39,7 +40,12 @@ def build_pins(context: Context) -> APIRouter:
         pinned = {**describe_pin(layout, lengths, pin, remaining), **asked_keys(request, body, keys)}
         return answer(request, pinned, 200 if pin is None else 201)
 
-    @router.delete("/pins/{pin_id}", summary="End a pin", status_code=204)
+    @router.delete(
+        "/pins/{pin_id}",
+        summary="End a pin",
+        status_code=204,
+        openapi_extra=needs(Role.WRITE),
+    )
     async def unpin(request: Request, pin_id: str) -> Response:
         service.unpin(pin_id, bound_tenant(request))
         return Response(status_code=204)
@@ -49,7 +55,7 @@ def build_pins(context: Context) -> APIRouter:
         summary="Let the resident pages of a prefix be evicted first",
         response_model=EvictedAnswer,
         responses=problem_answers(*PREFIX_PROBLEMS),
-        openapi_extra=request_schema(TenantBody),
+        openapi_extra=needs(Role.ADMIN) | request_schema(TenantBody),
     )
     async def evict(request: Request) -> Response:
         raw, keys = await read_prefix(request, context)

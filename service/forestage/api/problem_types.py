@@ -29,6 +29,7 @@ class ProblemType(NamedTuple):
 PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "unparsable": ProblemType(400, "the body is not what its Content-Type says"),
     "unauthorized": ProblemType(401, "no valid bearer token, where one is configured"),
+    "role-needed": ProblemType(403, "the token's role does not allow this route"),
     "other-tenant": ProblemType(403, "the token is that of one tenant, and `tenant` names another"),
     "service-token-needed": ProblemType(403, "the token is that of one tenant, and this tells of all"),
     "not-found": ProblemType(404, "no such route"),

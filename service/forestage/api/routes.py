@@ -15,7 +15,7 @@ from forestage.api.answers import (
     PrefetchAnswer,
     RenewAnswer,
 )
-from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, needs, tenant_of
 from forestage.api.bodies import MAX_WAIT_MS, LeaseBody, PrefetchBody, RenewBody, TenantBody, check, request_schema
 from forestage.api.codec import answer, read_body
 from forestage.api.context import Context
@@ -25,6 +25,7 @@ from forestage.api.prompts import asked_keys
 from forestage.api.reading import BODY_PROBLEMS, PREFIX_PROBLEMS, read_prefix
 from forestage.api.waiting import wait_for_job
 from forestage.core.job import Job, PrefetchRequest
+from forestage.core.roles import Role
 from forestage.core.trace_context import checked_traceparent
 
 __all__ = ["build_router"]
@@ -34,7 +35,7 @@ WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many mi
 
 def build_router(context: Context) -> APIRouter:
     """Build the routes over a running service."""
-    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1", responses=REFUSALS, route_class=RoleRoute)
     config, service = context.config, context.service
 
     def describe(job: Job) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def build_router(context: Context) -> APIRouter:
         response_model=PrefetchAnswer,
         responses=problem_answers(*PREFIX_PROBLEMS, "request-id-conflict", "queue-full")
         | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
-        openapi_extra=request_schema(PrefetchBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(PrefetchBody),
     )
     async def start_prefetch(request: Request) -> Response:
         arrived = service.now()
@@ -75,6 +76,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Say how a prefetch stands, at once or when it is done",
         response_model=PrefetchAnswer,
         responses=problem_answers("unknown-job", "invalid-request"),
+        openapi_extra=needs(Role.READ),
     )
     async def get_prefetch(request: Request, request_id: str, wait_ms: WaitMs = 0) -> Response:
         job = service.find(request_id, bound_tenant(request))
@@ -86,6 +88,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Stop a prefetch now and keep what is ready",
         response_model=PrefetchAnswer,
         responses=problem_answers("unknown-job", "stopping"),
+        openapi_extra=needs(Role.WRITE),
     )
     async def finish_prefetch(request: Request, request_id: str) -> Response:
         job = service.find(request_id, bound_tenant(request))
@@ -94,7 +97,12 @@ def build_router(context: Context) -> APIRouter:
         await wait_for_job(service, job, config.prefetch.settle_ms + 10_000, request.receive)
         return answer(request, describe(job))
 
-    @router.delete("/prefetch/{request_id}", summary="Cancel and forget a prefetch, release its lease", status_code=204)
+    @router.delete(
+        "/prefetch/{request_id}",
+        summary="Cancel and forget a prefetch, release its lease",
+        status_code=204,
+        openapi_extra=needs(Role.WRITE),
+    )
     async def delete_prefetch(request: Request, request_id: str) -> Response:
         service.forget(request_id, bound_tenant(request))
         return Response(status_code=204)
@@ -105,7 +113,7 @@ def build_router(context: Context) -> APIRouter:
         response_model=LookupAnswer,
         response_model_exclude_none=True,
         responses=problem_answers(*PREFIX_PROBLEMS),
-        openapi_extra=request_schema(TenantBody),
+        openapi_extra=needs(Role.READ) | request_schema(TenantBody),
     )
     async def lookup(request: Request) -> Response:
         raw, keys = await read_prefix(request, context)
@@ -120,7 +128,7 @@ def build_router(context: Context) -> APIRouter:
         response_model=LeasedAnswer,
         response_model_exclude_none=True,
         responses=problem_answers(*PREFIX_PROBLEMS),
-        openapi_extra=request_schema(LeaseBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:
         raw, keys = await read_prefix(request, context)
@@ -138,7 +146,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Let a lease live on",
         response_model=RenewAnswer,
         responses=problem_answers(*BODY_PROBLEMS, "lease-gone"),
-        openapi_extra=request_schema(RenewBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(RenewBody),
     )
     async def renew_lease(request: Request, lease_id: str) -> Response:
         body = check(RenewBody, await read_body(request, config.server.max_body_bytes))
@@ -146,18 +154,33 @@ def build_router(context: Context) -> APIRouter:
         lease = service.renew_lease(lease_id, lease_ms, bound_tenant(request))
         return answer(request, {"lease": {"id": lease.id, "expires_in_ms": service.remaining_ms(lease)}})
 
-    @router.delete("/leases/{lease_id}", summary="Release a lease", status_code=204)
+    @router.delete(
+        "/leases/{lease_id}",
+        summary="Release a lease",
+        status_code=204,
+        openapi_extra=needs(Role.WRITE),
+    )
     async def release_lease(request: Request, lease_id: str) -> Response:
         service.release_lease(lease_id, bound_tenant(request))
         return Response(status_code=204)
 
-    @router.get("/pool", summary="Say where the pool is and how it is laid out", response_model=PoolAnswer)
+    @router.get(
+        "/pool",
+        summary="Say where the pool is and how it is laid out",
+        response_model=PoolAnswer,
+        openapi_extra=needs(Role.READ),
+    )
     async def get_pool(request: Request) -> Response:
         pool = context.pool
         facts = {"path": pool.path, "bytes": pool.size, "instance": pool.instance, "generation": pool.generation}
         return answer(request, {**facts, "regions": describe_regions(pool.geometry)})
 
-    @router.get("/models", summary="List the configured models", response_model=ModelsAnswer)
+    @router.get(
+        "/models",
+        summary="List the configured models",
+        response_model=ModelsAnswer,
+        openapi_extra=needs(Role.READ),
+    )
     async def get_models(request: Request) -> Response:
         layouts = [pool.layout for pool in service.engine.pools.values()]
         schemes = {name: scheme.name for name, scheme in context.hash_schemes.items()}
@@ -166,7 +189,12 @@ def build_router(context: Context) -> APIRouter:
         ]
         return answer(request, {"models": models})
 
-    @router.get("/info", summary="Say what this service is", response_model=InfoAnswer)
+    @router.get(
+        "/info",
+        summary="Say what this service is",
+        response_model=InfoAnswer,
+        openapi_extra=needs(Role.READ),
+    )
     async def get_info(request: Request) -> Response:
         info = {
             "version": context.version,

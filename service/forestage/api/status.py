@@ -5,12 +5,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from forestage.api.auth import bound_tenant
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, needs
 from forestage.api.codec import answer
 from forestage.api.context import Context
 from forestage.api.problem_types import problem_answers
 from forestage.api.status_schemas import StatusAnswer, TimelineAnswer
 from forestage.core.job import Job
+from forestage.core.roles import Role
 from forestage.core.trace_context import trace_id_of
 from forestage.observe.status import Status
 
@@ -19,11 +20,16 @@ __all__ = ["build_status"]
 
 def build_status(context: Context) -> APIRouter:
     """Build `/v1/status` and `/v1/prefetch/{request_id}/timeline`."""
-    router = APIRouter(prefix="/v1", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1", responses=REFUSALS, route_class=RoleRoute)
     service, history = context.service, context.history
     status = Status(service.engine, history)
 
-    @router.get("/status", summary="Show the service at work, as its page does", response_model=StatusAnswer)
+    @router.get(
+        "/status",
+        summary="Show the service at work, as its page does",
+        response_model=StatusAnswer,
+        openapi_extra=needs(Role.READ),
+    )
     async def get_status(request: Request) -> Response:
         facts = {
             "version": context.version,
@@ -46,6 +52,7 @@ def build_status(context: Context) -> APIRouter:
         response_model=TimelineAnswer,
         response_model_exclude_none=True,
         responses=problem_answers("unknown-job"),
+        openapi_extra=needs(Role.READ),
     )
     async def get_timeline(request: Request, request_id: str) -> Response:
         return answer(request, _describe_timeline(service.find(request_id, bound_tenant(request))))

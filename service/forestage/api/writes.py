@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from forestage.api.answers import WriteAnswer, WriteCounts
-from forestage.api.auth import bound_tenant, tenant_of
+from forestage.api.auth import REFUSALS, RoleRoute, bound_tenant, needs, tenant_of
 from forestage.api.bodies import MAX_WAIT_MS, WriteBody, check, request_schema
 from forestage.api.codec import answer
 from forestage.api.context import Context
@@ -16,6 +16,7 @@ from forestage.api.reading import KEYS_PROBLEMS, read_keys
 from forestage.api.waiting import wait_for_write
 from forestage.core.errors import BadRequestError
 from forestage.core.layout import ModelLayout
+from forestage.core.roles import Role
 from forestage.core.write import WriteState
 from forestage.core.write_parts import Share
 
@@ -26,7 +27,7 @@ WaitMs = Annotated[int, Query(ge=0, le=MAX_WAIT_MS, description="wait so many mi
 
 def build_writes(context: Context) -> APIRouter:
     """Build `/v1/writes` over a running service."""
-    router = APIRouter(prefix="/v1/writes", responses=problem_answers("unauthorized"))
+    router = APIRouter(prefix="/v1/writes", responses=REFUSALS, route_class=RoleRoute)
     config, service = context.config, context.service
 
     @router.post(
@@ -35,7 +36,7 @@ def build_writes(context: Context) -> APIRouter:
         status_code=201,
         response_model=WriteAnswer,
         responses=problem_answers(*KEYS_PROBLEMS, "request-id-conflict", "part-taken"),
-        openapi_extra=request_schema(WriteBody),
+        openapi_extra=needs(Role.WRITE) | request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:
         raw, keys = await read_keys(request, config)
@@ -50,6 +51,7 @@ def build_writes(context: Context) -> APIRouter:
         summary="Publish the pages of a write: resident now, in L3 behind",
         response_model=WriteCounts,
         responses=problem_answers("unknown-write", "write-gone"),
+        openapi_extra=needs(Role.WRITE),
     )
     async def commit_write(request: Request, write_id: str) -> Response:
         service.find_write(write_id, bound_tenant(request))
@@ -60,6 +62,7 @@ def build_writes(context: Context) -> APIRouter:
         summary="Say what of a write is in L3, at once or when all of it is",
         response_model=WriteCounts,
         responses=problem_answers("unknown-write", "write-gone", "invalid-request"),
+        openapi_extra=needs(Role.READ),
     )
     async def get_write(request: Request, write_id: str, wait_ms: WaitMs = 0) -> Response:
         write = service.find_write(write_id, bound_tenant(request))
@@ -68,7 +71,12 @@ def build_writes(context: Context) -> APIRouter:
             service.find_write(write_id)  # says how it ended
         return answer(request, describe_progress(write))
 
-    @router.delete("/{write_id}", summary="Give the slots of a write back, or forget a committed one", status_code=204)
+    @router.delete(
+        "/{write_id}",
+        summary="Give the slots of a write back, or forget a committed one",
+        status_code=204,
+        openapi_extra=needs(Role.WRITE),
+    )
     async def drop_write(request: Request, write_id: str) -> Response:
         service.drop_write(write_id, bound_tenant(request))
         return Response(status_code=204)

@@ -225,6 +225,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     # Until the service has handlers of its own nothing is taken that would have to be given back.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: os._exit(Exit.OK))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks to read again what has yet to be read
 
     from forestage.cli.serve import serve
 

@@ -1,7 +1,10 @@
 """`forestage serve`."""
 
+import os
+
 from forestage.cli.exits import Exit
 from forestage.cli.settings import load_or_complain
+from forestage.config import Config, load
 from forestage.config.secrets import secrets_of
 from forestage.observe.logs import LogForm, configure_logs
 
@@ -15,5 +18,11 @@ def serve(path: str | None, grace_s: float, log_level: str, log_form: LogForm) -
         return Exit.USAGE
     from forestage.server import run  # takes a second: a mistake in the configuration is told before
 
-    configure_logs(log_level, log_form, secrets_of(config))
-    return run(config, grace_s, lambda line: print(line, flush=True))
+    lines = configure_logs(log_level, log_form, secrets_of(config))
+
+    def reread() -> Config:
+        again = load(path, os.environ)
+        lines.mask(secrets_of(again))  # before anybody can send them
+        return again
+
+    return run(config, grace_s, lambda line: print(line, flush=True), reread)

@@ -1,7 +1,8 @@
 """The configuration: TOML and environment in, a frozen and consistent Config out."""
 
+from forestage.config.access import read_grants, read_token
 from forestage.config.hashing import HashConfig
-from forestage.config.load import load, read_token
+from forestage.config.load import load
 from forestage.config.mistakes import ConfigError
 from forestage.config.models import ComponentConfig, HicacheConfig, LmcacheConfig, ModelConfig, VllmConfig
 from forestage.config.relations import expected_shards
@@ -23,6 +24,7 @@ from forestage.config.schema import (
     WritesConfig,
 )
 from forestage.config.tenants import TenantConfig
+from forestage.config.tokens import TokenConfig
 
 __all__ = [
     "ComponentConfig",
@@ -44,11 +46,13 @@ __all__ = [
     "ServerConfig",
     "StorageConfig",
     "TenantConfig",
+    "TokenConfig",
     "VllmConfig",
     "VllmFileConfig",
     "WritesConfig",
     "expected_shards",
     "load",
+    "read_grants",
     "read_token",
     "render",
 ]

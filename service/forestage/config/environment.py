@@ -1,7 +1,7 @@
 """Settings from environment variables: `FORESTAGE_<SECTION>__<KEY>`, hyphens written `_`.
 
-Law: every setting outside `[[models]]` and `[[tenants]]` has exactly one variable, and a variable that belongs to none
-is a mistake.
+Law: every setting outside `[[models]]`, `[[tenants]]` and `[[tokens]]` has exactly one variable, and a variable that
+belongs to none is a mistake.
 """
 
 import re
@@ -17,6 +17,7 @@ from forestage.config.schema import Config
 __all__ = ["PREFIX", "overlay", "variables"]
 
 PREFIX = "FORESTAGE_"
+_ARRAYS = ("models", "tenants", "tokens")
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -28,7 +29,7 @@ def _leaves(kind: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tup
         key = (*above, field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _leaves(field.annotation, key)
-        elif key not in {("models",), ("tenants",)}:
+        elif key not in {(array,) for array in _ARRAYS}:
             yield key, field
 
 
@@ -56,7 +57,7 @@ def _from_text(field: FieldInfo, text: str) -> object:
 
 def _unknown(name: str, known: Mapping[str, object]) -> str:
     rest = name.removeprefix(PREFIX)
-    for array in ("models", "tenants"):
+    for array in _ARRAYS:
         if rest == array.upper() or rest.startswith(array.upper() + "_"):
             return f"{array} come only from the file"
     made_by_kubernetes = _SERVICE_LINK.fullmatch(rest)

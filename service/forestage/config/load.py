@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from forestage.config.access import read_text, read_tokens
 from forestage.config.environment import overlay
 from forestage.config.mistakes import ConfigError, Key, key_text, shown, validation_mistakes
 from forestage.config.models import ModelConfig
@@ -21,11 +22,11 @@ from forestage.config.relations import (
 )
 from forestage.config.schema import Config, LeaseConfig, PoolConfig, ServerConfig, StorageConfig, WritesConfig
 from forestage.config.tenants import TenantConfig
+from forestage.config.tokens import TokenConfig
 
-__all__ = ["load", "read_token"]
+__all__ = ["load"]
 
 MAX_FILE = 1 << 20  # bytes: a configuration is a few KiB
-MAX_TOKEN = 4096  # bytes
 
 
 def load(path: str | None, environ: Mapping[str, str]) -> Config:
@@ -56,35 +57,8 @@ def load(path: str | None, environ: Mapping[str, str]) -> Config:
     return config
 
 
-def read_token(path: str) -> str:
-    """Return the secret that `server.token_file` holds, without the space around it.
-
-    Raises ValueError when the file cannot be read, is empty or too long, or holds what no header can carry.
-    """
-    token = _read(path, MAX_TOKEN).strip()
-    if not token:
-        raise ValueError("holds no token")
-    if not (token.isascii() and token.isprintable()) or b" " in token.encode():
-        raise ValueError("must hold one token of visible ASCII characters")
-    return token
-
-
-def _read(path: str, limit: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(limit + 1)
-        text = content.decode("utf-8-sig")  # some editors put a byte order mark in front
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 (byte {error.start})") from None
-    if len(content) > limit:
-        raise ValueError(f"is larger than {limit} bytes")
-    return text
-
-
 def _read_toml(path: str) -> dict[str, Any]:
-    text = _read(path, MAX_FILE)
+    text = read_text(path, MAX_FILE)
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -105,7 +79,7 @@ def _validate(raw: dict[str, Any]) -> tuple[Config | None, list[tuple[Key, str]]
 
 
 def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
-    yield from _tenant_mistakes(raw, bad)
+    yield from _caller_mistakes(raw, bad)
     tables = raw.get("models")
     tables = tables if isinstance(tables, list) else []
     yield from name_mistakes(tables, ("models",))
@@ -128,13 +102,12 @@ def _between(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
         yield from pool_mistakes(PoolConfig.model_validate(raw.get("pool", {})), sound)
 
 
-def _tenant_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
+def _caller_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key, str]]:
     """Yield what is wrong with tenants and with the tokens that say who calls, the service-wide one among them."""
     files: dict[Key, str] = {}
     if not _any_under(("server",), bad):
         files["server", "token_file"] = ServerConfig.model_validate(raw.get("server", {})).token_file
-    tables = raw.get("tenants")
-    tables = tables if isinstance(tables, list | tuple) else []
+    tables = _tables(raw, "tenants")
     yield from name_mistakes(tables, ("tenants",))
     sound = {i: TenantConfig.model_validate(t) for i, t in enumerate(tables) if not _any_under(("tenants", i), bad)}
     if len(sound) == len(tables):
@@ -147,16 +120,18 @@ def _tenant_mistakes(raw: dict[str, Any], bad: list[Key]) -> Iterator[tuple[Key,
                 sound.values(),
             )
     files |= {("tenants", i, "token_file"): tenant.token_file for i, tenant in sound.items()}
-    first: dict[str, Key] = {}
-    for key, path in files.items():
-        try:
-            token = read_token(path) if path else ""
-        except ValueError as error:
-            yield key, f"{shown(path)} {error}"
-            continue
-        if token and token in first:
-            yield key, f"{shown(path)} holds the same token as {key_text(first[token])}, so it would not tell who calls"
-        first.setdefault(token, key)
+    for i, table in enumerate(_tables(raw, "tokens")):
+        if not _any_under(("tokens", i), bad):
+            token = TokenConfig.model_validate(table)
+            files["tokens", i, "token_file"] = token.token_file
+            if token.tenant and len(sound) == len(tables) and token.tenant not in {t.name for t in sound.values()}:
+                yield ("tokens", i, "tenant"), f"no tenant is called {shown(token.tenant)}"
+    yield from read_tokens(files)[1]
+
+
+def _tables(raw: dict[str, Any], array: str) -> list[Any] | tuple[Any, ...]:
+    tables = raw.get(array)
+    return tables if isinstance(tables, list | tuple) else []
 
 
 def _any_under(table: Key, bad: list[Key]) -> bool:

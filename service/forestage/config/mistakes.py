@@ -42,7 +42,12 @@ _RULES_WITHOUT_VALUE = {
     "no_tables": "is empty",
     "tuple_type": "must be an array of tables",
 }
-_ARRAYS = {"models": "[[models]]", "components": "[[models.components]]", "tenants": "[[tenants]]"}
+_ARRAYS = {
+    "models": "[[models]]",
+    "components": "[[models.components]]",
+    "tenants": "[[tenants]]",
+    "tokens": "[[tokens]]",
+}
 
 
 class ConfigError(StartError):

@@ -19,6 +19,8 @@ def render(config: Config) -> str:
     lines: list[str] = []
     for name in ("server", "pool", "storage", "prefetch", "lease", "writes", "events"):
         _table(getattr(config, name), name, lines)
+    for token in config.tokens:
+        lines += ["", "[[tokens]]", *_pairs(token)]
     for tenant in config.tenants:
         lines += ["", "[[tenants]]", *_pairs(tenant)]
     for model in config.models:

@@ -12,6 +12,7 @@ from forestage.config.quantities import Bytes, Mode
 from forestage.config.redis_url import RedisUrl
 from forestage.config.section import MAX_RANKS, AtLeastOne, Count, Milliseconds, Section, Timeout
 from forestage.config.tenants import TenantConfig
+from forestage.config.tokens import TokenConfig
 from forestage.config.words import Endpoint, Host, Path, Prefix, ReplayEndpoint, SocketPath, Text, Topic
 from forestage.core.layout import ModelLayout
 from forestage.core.tenants import TenantShare
@@ -184,6 +185,7 @@ class Config(Section):
     lease: LeaseConfig = LeaseConfig()
     writes: WritesConfig = WritesConfig()
     events: EventsConfig = EventsConfig()
+    tokens: Annotated[tuple[TokenConfig, ...], Field(strict=False)] = ()
     tenants: Annotated[tuple[TenantConfig, ...], Field(strict=False)] = ()
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False), AtLeastOne]
 

@@ -5,7 +5,7 @@ Law: nothing here is to be printed; whoever shows text masks these words in it.
 
 from urllib.parse import unquote, unquote_plus
 
-from forestage.config.load import read_token
+from forestage.config.access import read_token, token_files
 from forestage.config.redis_target import split_redis_url
 from forestage.config.redis_url import is_secret_name
 from forestage.config.schema import Config
@@ -19,9 +19,9 @@ def secrets_of(config: Config) -> set[str]:
     Token files that cannot be read are passed over: the start refuses them.
     """
     found = set()
-    for path in (config.server.token_file, *(tenant.token_file for tenant in config.tenants)):
+    for path, _ in token_files(config).values():
         try:
-            found.add(read_token(path) if path else "")
+            found.add(read_token(path))
         except ValueError:
             continue
     _, user, _, _, query = split_redis_url(config.storage.redis.url)

@@ -46,7 +46,7 @@ class TooLargeError(ForestageError):
 
 
 class ForbiddenError(ForestageError):
-    """The caller's token is that of one tenant, and it asked in the name of another."""
+    """The caller's token is of too low a role, or of one tenant while it asked in the name of another."""
 
     status = 403
     slug = "other-tenant"

@@ -62,9 +62,9 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_id.values())
 
-    def knows(self, lease_id: str) -> bool:
-        """Say whether a lease of this id is alive."""
-        return lease_id in self._by_id
+    def knows(self, lease_id: str, tenant: int | None = None) -> bool:
+        """Say whether a lease of this id is alive, and the tenant's if one is named."""
+        return self._find(lease_id, tenant) is not None
 
     def take(
         self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float, tenant: int = 0

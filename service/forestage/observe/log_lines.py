@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 
-__all__ = ["MASK", "JsonLines", "TextLines"]
+__all__ = ["MASK", "JsonLines", "Lines", "TextLines"]
 
 MASK = "****"
 
@@ -20,7 +20,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
 _NUMBERS = (int, float)
 
 
-class _Lines(logging.Formatter):
+class Lines(logging.Formatter):
     """What both forms share. `secrets` are masked wherever they turn up: in words, values and stack traces."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -28,6 +28,10 @@ class _Lines(logging.Formatter):
         # The longest first: one may be a part of another.
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
         self._second = -1, ""
+
+    def mask(self, secrets: Iterable[str]) -> None:
+        """Mask these, too, from now on."""
+        self._secrets = sorted({*self._secrets, *filter(None, secrets)}, key=len, reverse=True)
 
     def masked(self, text: str) -> str:
         for secret in self._secrets:
@@ -57,7 +61,7 @@ class _Lines(logging.Formatter):
         return f"{self._second[1]}.{int(record.msecs):03d}Z"
 
 
-class JsonLines(_Lines):
+class JsonLines(Lines):
     """One JSON object a record: time (UTC), level, logger, message, then its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -73,7 +77,7 @@ class JsonLines(_Lines):
         return _to_json(line)
 
 
-class TextLines(_Lines):
+class TextLines(Lines):
     """Words, then fields as `key=value`; a stack trace follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -235,6 +235,10 @@ class PrefetchService:
         self.engine.pins.release(pin_id, self._number(tenant))
         self._progress()
 
+    def knows_pin(self, pin_id: str, tenant: str | None = None) -> bool:
+        """Say whether there is a pin of this id, and it is the tenant's where one is named."""
+        return self.engine.pins.knows(pin_id, self._number(tenant))
+
     def _number(self, tenant: str | None) -> int | None:
         return None if tenant is None else self.engine.tenants.number(tenant)
 
