@@ -29,7 +29,10 @@ from forestage.storage.lmcache import LmcacheFileStorage
 from forestage.storage.vllm import VllmFileStorage
 from forestage.storage.wrap import GuardedStorage
 
-__all__ = ["Assembly", "assemble", "build_storage", "pool_settings"]
+#: Of the largest size, whose keys may be kept at once.
+LIVE_REQUESTS = 64
+
+__all__ = ["LIVE_REQUESTS", "Assembly", "assemble", "build_storage", "pool_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +131,14 @@ def assemble(config: Config, pool: PoolFile, storage: Storage, tracing: Tracing 
             expire_s=config.writes.expire_ms / 1e3,
             keep_done_s=config.writes.keep_done_ms / 1e3,
             max_attempts=config.writes.max_attempts,
+            max_writes=config.writes.max_writes,
         ),
         max_pin_s=config.lease.max_pin_ms / 1e3,
         tenants=config.shares(),
+        max_jobs=config.prefetch.max_jobs,
+        max_live_pages=LIVE_REQUESTS * config.prefetch.max_pages,
+        max_leases=config.lease.max_leases,
+        max_pins=config.lease.max_pins,
     )
     engine = Engine(pools, settings)
     lent, pool.lent = pool.lent, []

@@ -3,17 +3,23 @@
 Both look the same at first, an end of input. So the client is sent an interim answer, which any HTTP/1.1 client passes
 over: who has left resets the connection, who still listens gets the final answer, and then the connection is closed.
 Law: after its end of input a connection is either closed at once or serves what it was asked completely; and no request
-makes the service keep more than a bounded head of it, whoever sends it.
+makes the service keep more than a bounded head of it, whoever sends it. A request that is not whole in time, or an
+answer that is not taken, ends its connection.
 """
 
 import asyncio
 import json
 import socket
+from http import HTTPStatus
 
+from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from forestage.api.auth import OPEN_ROUTES
 from forestage.api.events import ENDLESS_ROUTES
+from forestage.api.problems import problem
+from forestage.crowd import Crowd
 
 __all__ = ["Connection"]
 
@@ -34,6 +40,23 @@ class Connection(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0
     _unparsed_bytes = 0
+    _due: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+    crowd = Crowd()
+    request_timeout_s = 30.0
+
+    @classmethod
+    def within(cls, crowd: Crowd, request_timeout_s: float) -> "type[Connection]":
+        """Return a kind of connection of its own, whose requests must be whole in so many seconds."""
+        return type(cls.__name__, (cls,), {"crowd": crowd, "request_timeout_s": request_timeout_s})
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_whole()
+        self.crowd.enter(self, self.loop.time())
+
+    def dismiss(self) -> None:
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -47,6 +70,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._unparsed_bytes = True, 0, 0
+        self._expect_whole()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -60,6 +84,55 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._expect_nothing()
+        if not self.cycle.response_complete:
+            self.crowd.serve(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.crowd.wait(self, self.loop.time())
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_taken()
+
+    def resume_writing(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+        super().resume_writing()
+
+    def _expect_whole(self) -> None:
+        self._expect_nothing()
+        self._due = self.loop.call_later(self.request_timeout_s, self._come_too_late)
+
+    def _expect_nothing(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _come_too_late(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        if self.transport.is_closing():
+            self.transport.abort()
+        elif self.flow.read_paused:
+            self._expect_whole()  # it is us who do not read on
+        elif not self._in_head and (cycle is None or cycle.response_started):
+            self.transport.abort()  # nothing came at all, or it was answered already and its body goes on and on
+        else:
+            self._refuse(408, "request-timeout", f"requests must be whole within {self.request_timeout_s:g} s")
+
+    def _expect_taken(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self.request_timeout_s, self._see_whether_it_takes, left)
+
+    def _see_whether_it_takes(self, left: int) -> None:
+        if self.transport.get_write_buffer_size() < left:
+            self._expect_taken()
+        else:
+            self.transport.abort()
 
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
@@ -83,6 +156,10 @@ class Connection(HttpToolsProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.leave(self)
+        for timer in (self._due, self._stuck):
+            if timer is not None:
+                timer.cancel()
         if self._look is not None:
             self._look.cancel()
         served = self._served
@@ -94,10 +171,13 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or too much of it, as every other error is answered."""
-        status, title, slug = 400, "Bad Request", "unparsable"
         if self._head_bytes > _MAX_HEAD_BYTES:
-            status, title, slug = 431, "Request Header Fields Too Large", "too-large"
-            msg = f"path and headers may have {_MAX_HEAD_BYTES} bytes"
+            self._refuse(431, "too-large", f"path and headers may have {_MAX_HEAD_BYTES} bytes")
+        else:
+            self._refuse(400, "unparsable", msg)
+
+    def _refuse(self, status: int, slug: str, msg: str) -> None:
+        title = HTTPStatus(status).phrase
         body = json.dumps({"type": slug, "title": title, "status": status, "detail": msg}).encode()
         head = f"content-type: application/problem+json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(f"HTTP/1.1 {status} {title}\r\n{head}".encode() + body)
@@ -105,6 +185,10 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
+        if not cycle.more_body:
+            self.crowd.serve(self)
+        if cycle.scope["path"] not in OPEN_ROUTES and not self.crowd.has_room(self.loop.time()):
+            app = _refuse_in_crowd  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     def _look_again(self, after_s: float) -> None:
@@ -117,6 +201,12 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._look_again(min(2 * waited_s, _LOOK_EVERY_S))
+
+
+async def _refuse_in_crowd(scope: Scope, receive: Receive, send: Send) -> None:
+    detail = "as many connections as there may be are busy; probes are still answered"
+    headers = {"Connection": "close", "Retry-After": "1"}
+    await problem(503, "too-many-connections", detail, headers=headers)(scope, receive, send)
 
 
 def _was_reset(transport: asyncio.Transport) -> bool:

@@ -23,7 +23,9 @@ from forestage.assembly import Assembly, assemble, build_storage, pool_settings
 from forestage.config import Config, read_grants
 from forestage.connections import Connection
 from forestage.core.errors import StartError
+from forestage.crowd import SPARE, Crowd
 from forestage.observe.tracing import start_tracing
+from forestage.open_files import allow_open_files
 from forestage.pool.file import PoolFile
 from forestage.reload import Reload
 from forestage.sockets import bind_tcp, bind_unix
@@ -132,6 +134,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(config: Config, grace_s: float, announce: Callable[[str], None], reread: Callable[[], Config]) -> bool:
     signals = _Signals()
+    allow_open_files(config.server.max_connections + SPARE)
     with contextlib.ExitStack() as stack:
         tcp = stack.enter_context(bind_tcp(config.server.host, config.server.port))
         sockets = [tcp]
@@ -166,7 +169,7 @@ async def _serve_pool(
     server = _Server(
         uvicorn.Config(
             create_app(context, keyring),
-            http=Connection,
+            http=Connection.within(Crowd(config.server.max_connections), config.server.request_timeout_ms / 1e3),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -117,6 +117,9 @@ def test_every_default_is_written_out() -> None:
             "token_file": "",
             "max_body_bytes": "8MiB",
             "page": True,
+            "max_connections": 1024,
+            "max_tenant_requests": 512,
+            "request_timeout_ms": 30000,
         },
         "pool": {
             "path": "/dev/shm/forestage/pool",
@@ -144,11 +147,18 @@ def test_every_default_is_written_out() -> None:
             "max_pages": 65536,
             "max_inflight_fraction": 0.8,
             "queue_limit": 1024,
+            "max_jobs": 65536,
             "deadline_ms": 0,
             "settle_ms": 20,
             "keep_done_ms": 60000,
         },
-        "writes": {"expire_ms": 30000, "max_dirty_fraction": 0.5, "max_attempts": 5, "keep_done_ms": 60000},
+        "writes": {
+            "max_writes": 65536,
+            "expire_ms": 30000,
+            "max_dirty_fraction": 0.5,
+            "max_attempts": 5,
+            "keep_done_ms": 60000,
+        },
         "events": {
             "buffer": 65536,
             "max_listeners": 16,
@@ -162,7 +172,14 @@ def test_every_default_is_written_out() -> None:
             "data_parallel_rank": 0,
             "clear": True,
         },
-        "lease": {"default_ms": 30000, "max_ms": 600000, "max_pin_ms": 3600000, "max_pinned_fraction": 1.0},
+        "lease": {
+            "max_leases": 262144,
+            "max_pins": 65536,
+            "default_ms": 30000,
+            "max_ms": 600000,
+            "max_pin_ms": 3600000,
+            "max_pinned_fraction": 1.0,
+        },
         "models": [
             {
                 "name": "demo",

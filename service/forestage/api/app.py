@@ -48,5 +48,7 @@ def create_app(context: Context, keyring: Keyring) -> FastAPI:
     page = Page.load() if context.config.server.page else None
     if page is not None:
         app.include_router(build_page(page))
-    app.add_middleware(BearerToken, keyring=keyring, page=page)
+    app.add_middleware(
+        BearerToken, keyring=keyring, page=page, max_tenant_requests=context.config.server.max_tenant_requests
+    )
     return app

@@ -3,6 +3,7 @@
 Law: a request that comes through has its `caller` in its state, and a route runs for callers of its role only.
 """
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -112,11 +113,14 @@ def _with_role_needed(responses: dict[int | str, dict[str, Any]]) -> dict[int | 
 class BearerToken:
     """ASGI middleware; a plain one, so that a handler still learns that its client has left.
 
-    A browser that comes without a token for `page` is answered 401 as well, by the page itself, which asks for one.
+    A browser that comes without a token for `page` is answered 401 as well, by the page itself, which asks for one. Of
+    one tenant's tokens at most `max_tenant_requests` are answered at once.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, page: Page | None = None) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, page: Page | None, max_tenant_requests: int) -> None:
         self._app = app
+        self._open: Counter[str] = Counter()
+        self._max_tenant_requests = max_tenant_requests
         self._page = page
         self._keyring = keyring
 
@@ -137,4 +141,18 @@ class BearerToken:
             state = scope.setdefault("state", {})
             state["caller"] = caller
             state["taken"] = lambda: self._keyring.caller(authorization) == caller
+            if caller.tenant is not None:
+                await self._answer_tenant(caller.tenant, scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    async def _answer_tenant(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open[tenant] >= self._max_tenant_requests:
+            detail = f"{self._max_tenant_requests} requests of this tenant have no answer yet"
+            await problem(429, "limit-reached", detail, headers={"Retry-After": "1"})(scope, receive, send)
+            return
+        self._open[tenant] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[tenant] -= 1

@@ -27,7 +27,8 @@ def build_pins(context: Context) -> APIRouter:
         status_code=201,
         response_model=PinnedAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*PREFIX_PROBLEMS) | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
+        responses=problem_answers(*PREFIX_PROBLEMS, "limit-reached")
+        | {200: {"model": PinnedAnswer, "description": "nothing to pin"}},
         openapi_extra=needs(Role.WRITE) | request_schema(PinBody),
     )
     async def pin_prefix(request: Request) -> Response:

@@ -37,6 +37,7 @@ PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "unknown-job": ProblemType(404, "no job of this id: never begun, deleted, or forgotten"),
     "unknown-write": ProblemType(404, "no write of this id: never begun, dropped, or forgotten"),
     "method-not-allowed": ProblemType(405, "the route takes other methods, named in `Allow`"),
+    "request-timeout": ProblemType(408, "the request was not whole within `server.request_timeout_ms`"),
     "request-id-conflict": ProblemType(
         409, "the `request_id` belongs to a job, or to an open write, of another request"
     ),
@@ -50,11 +51,13 @@ PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "duplicate-key": ProblemType(422, "a page key occurs twice"),
     "no-hash-scheme": ProblemType(422, "token ids for a model whose configuration names no `hash`"),
     "queue-full": ProblemType(429, "`prefetch.queue_limit` jobs wait already; come back after `Retry-After` seconds"),
+    "limit-reached": ProblemType(429, "as many of these as there may be; release some, or come back later"),
     "too-many-listeners": ProblemType(
         429, "`events.max_listeners` listen already; come back after `Retry-After` seconds"
     ),
     "internal": ProblemType(500, "a defect; the log of the service has the details"),
     "stopping": ProblemType(503, "the service is stopping"),
+    "too-many-connections": ProblemType(503, "`server.max_connections` are being answered; come back later"),
     "pool-unlinked": ProblemType(503, "the pool file is gone from its path"),
 }
 

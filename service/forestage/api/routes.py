@@ -46,7 +46,7 @@ def build_router(context: Context) -> APIRouter:
         "/prefetch",
         summary="Bring a prefix into the host pool",
         response_model=PrefetchAnswer,
-        responses=problem_answers(*PREFIX_PROBLEMS, "request-id-conflict", "queue-full")
+        responses=problem_answers(*PREFIX_PROBLEMS, "request-id-conflict", "queue-full", "limit-reached")
         | {202: {"model": PrefetchAnswer, "description": "not done yet"}},
         openapi_extra=needs(Role.WRITE) | request_schema(PrefetchBody),
     )
@@ -127,7 +127,7 @@ def build_router(context: Context) -> APIRouter:
         summary="Lease what is resident of a prefix",
         response_model=LeasedAnswer,
         response_model_exclude_none=True,
-        responses=problem_answers(*PREFIX_PROBLEMS),
+        responses=problem_answers(*PREFIX_PROBLEMS, "limit-reached"),
         openapi_extra=needs(Role.WRITE) | request_schema(LeaseBody),
     )
     async def take_lease(request: Request) -> Response:

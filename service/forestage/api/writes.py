@@ -35,7 +35,7 @@ def build_writes(context: Context) -> APIRouter:
         summary="Reserve slots for pages that the caller will put there",
         status_code=201,
         response_model=WriteAnswer,
-        responses=problem_answers(*KEYS_PROBLEMS, "request-id-conflict", "part-taken"),
+        responses=problem_answers(*KEYS_PROBLEMS, "request-id-conflict", "part-taken", "limit-reached"),
         openapi_extra=needs(Role.WRITE) | request_schema(WriteBody),
     )
     async def begin_write(request: Request) -> Response:

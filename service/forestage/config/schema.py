@@ -43,6 +43,9 @@ class ServerConfig(Section):
     uds: SocketPath = ""  # empty: TCP only
     token_file: Text = ""  # empty: anybody who reaches the port may call
     max_body_bytes: Bytes = 8 << 20
+    max_connections: int = Field(default=1024, ge=1, le=65535)
+    max_tenant_requests: int = Field(default=512, ge=1, le=65535)  # at once, by tokens of one tenant
+    request_timeout_ms: Timeout = 30_000
     page: bool = True
 
 
@@ -122,6 +125,7 @@ class PrefetchConfig(Section):
     min_pages: Count = Field(default=1, validate_default=True)
     max_inflight_fraction: float = Field(default=0.8, gt=0, le=1)
     queue_limit: Count = 1024
+    max_jobs: int = Field(default=65536, ge=1, le=2**24)
     deadline_ms: Milliseconds = 0  # 0: none
     settle_ms: Milliseconds = 20
     keep_done_ms: Milliseconds = 60_000
@@ -140,6 +144,8 @@ class LeaseConfig(Section):
     max_ms: Milliseconds = 600_000
     default_ms: Milliseconds = Field(default=30_000, validate_default=True)
     max_pin_ms: Timeout = 3_600_000
+    max_leases: int = Field(default=262_144, ge=1, le=2**24)
+    max_pins: int = Field(default=65536, ge=1, le=2**24)
     max_pinned_fraction: float = Field(default=1.0, gt=0, le=1)
 
     @field_validator("default_ms")
@@ -156,6 +162,7 @@ class WritesConfig(Section):
     expire_ms: Timeout = 30_000
     max_dirty_fraction: float = Field(default=0.5, gt=0, le=1)
     max_attempts: int = Field(default=5, ge=1, le=1000)
+    max_writes: int = Field(default=65536, ge=1, le=2**24)
     keep_done_ms: Milliseconds = 60_000
 
 

@@ -29,6 +29,11 @@ def check_integrity(engine: Engine) -> None:
     engine.admission.check_integrity()
     if engine.admission.running + engine.admission.waiting != len(engine.live):
         raise RuntimeError(f"{len(engine.live)} live jobs, admission knows {engine.admission.running} running ones")
+    live_pages = sum(job.requested for job in engine.live)
+    if engine.live_pages != live_pages:
+        raise RuntimeError(f"{engine.live_pages} pages of live jobs, recounted {live_pages}")
+    if len(engine.jobs) - len(engine.live) != engine.num_remembered:
+        raise RuntimeError(f"{len(engine.jobs)} jobs, {len(engine.live)} live, {engine.num_remembered} remembered")
     for job in engine.live:
         job.check_integrity()
         loads = [load for pending in job.pending for load in pending.values()]

@@ -16,7 +16,7 @@ from functools import partial
 from typing import cast
 
 from forestage.core.admission import Admission
-from forestage.core.errors import ConflictError, NotFoundError, StoppingError
+from forestage.core.errors import CapacityError, ConflictError, NotFoundError, StoppingError
 from forestage.core.holdings import (
     drop_behind,
     hold,
@@ -62,6 +62,10 @@ class EngineSettings:
     writes: WriteSettings = field(default_factory=WriteSettings)
     max_pin_s: float = 3600.0
     tenants: tuple[TenantShare, ...] = ()
+    max_jobs: int = 65536
+    max_live_pages: int = 2**22
+    max_leases: int = 262_144
+    max_pins: int = 65536
 
 
 class Engine:
@@ -77,12 +81,19 @@ class Engine:
         self.probes: deque[Job] = deque()
         self.finished: deque[Job] = deque()
         self.live: set[Job] = set()
+        self.live_pages = 0
+        self._done: dict[Job, None] = {}  # remembered, in the order in which they ended
         self._queue = ReadQueue()
         self._granted_since = False
         self._timers: Timers[Callable[[float], None]] = Timers()
-        self.leases = Leases(pools, settings.max_lease_s, self._timers)
+        self.leases = Leases(pools, settings.max_lease_s, self._timers, most=settings.max_leases)
         self.writes = Writes(pools, settings.writes, self._timers)
-        self.pins = Leases(pools, settings.max_pin_s, self._timers, uses=False)
+        self.pins = Leases(pools, settings.max_pin_s, self._timers, uses=False, most=settings.max_pins)
+
+    @property
+    def num_remembered(self) -> int:
+        """How many finished jobs are remembered."""
+        return len(self._done)
 
     # ---- requests
 
@@ -97,8 +108,8 @@ class Engine:
         """Start a job, or return the one that this request began before.
 
         `arrived` is when the request came, if that was before `now`: its deadline counts from there.
-        Raises NotFoundError (model), ConflictError (id used for another request), CapacityError (queue full) and
-        StoppingError, all before anything is taken.
+        Raises NotFoundError (model), ConflictError (id used for another request), CapacityError (queue full; too many
+        jobs, pages or leases) and StoppingError, all before anything is taken.
         """
         digest = request.digest()
         known = self.jobs.get(request.request_id)
@@ -108,6 +119,7 @@ class Engine:
             return known
         pool = self.pool(request.model)
         self._refuse_if_stopping()
+        self._refuse_beyond_limits(len(request.keys))
         arrived = now if arrived is None else min(arrived, now)
         deadline = arrived + request.deadline_ms / 1e3 if request.deadline_ms else None
         job = Job(request, pool.layout, digest, Timing(arrived), deadline, self.tenants.number(request.tenant))
@@ -115,6 +127,7 @@ class Engine:
         admitted = self.admission.offer(job, pool.missing_bytes(job.keys, request.device_pages, found))
         self.jobs[request.request_id] = job
         self.live.add(job)
+        self.live_pages += job.requested
         if deadline is not None:
             # A hybrid prefix may need its last read after the cut: leave time for it inside the deadline.
             settle = min(self.settings.settle_s, max(0.0, deadline - now) / 2) if pool.layout.tails else 0.0
@@ -136,6 +149,7 @@ class Engine:
             return
         self._stop(job, Reason.CANCELLED, now)
         self._take_back_timers(job)
+        del self._done[job]
         if job.lease is not None:
             self.leases.release(job.lease.id)
         self._admit(now)
@@ -217,7 +231,10 @@ class Engine:
         pool = self.pool(model)
         self._refuse_if_stopping()
         joined = self.join_write(model, keys, tails, share, now, tenant)
-        return joined or self.writes.begin(pool, keys, tails, masks, now, self.tenants.number(tenant), share)
+        if joined is not None:
+            return joined
+        self.writes.require_room()
+        return self.writes.begin(pool, keys, tails, masks, now, self.tenants.number(tenant), share)
 
     def join_write(
         self,
@@ -264,6 +281,17 @@ class Engine:
     def _refuse_if_stopping(self) -> None:
         if self.stopping:
             raise StoppingError("the service is stopping", retry_after_s=5.0)
+
+    def _refuse_beyond_limits(self, num_pages: int) -> None:
+        settings = self.settings
+        for count, most, what in (
+            (len(self.live), settings.max_jobs - 1, "prefetches are under way"),
+            # One that is larger than all may be together is let in alone.
+            (self.live_pages and self.live_pages + num_pages, settings.max_live_pages, "pages are asked for"),
+        ):
+            if count > most:
+                raise CapacityError(f"too many {what} already", slug="limit-reached", retry_after_s=1.0)
+        self.leases.require_room()  # it will want one
 
     # ---- what happened outside
 
@@ -541,6 +569,7 @@ class Engine:
         self._queue.remove(job)
         self.admission.leave(job)
         self.live.discard(job)
+        self.live_pages -= job.requested
         job.timing.done = now
         job.shortfall = shortfall_of(job)
         job.outcome = outcome_of(job)
@@ -550,6 +579,11 @@ class Engine:
         self.finished.append(job)
         self._take_back_timers(job)
         job.timers.append(self._timers.put(now + self.settings.keep_done_s, partial(self._forget_done, job)))
+        self._done[job] = None
+        if len(self._done) > self.settings.max_jobs:
+            oldest = next(iter(self._done))
+            self._take_back_timers(oldest)
+            self._forget_done(oldest, now)
 
     def _snap(self, job: Job) -> None:
         """Set `ready` to the largest boundary that is whole in the pool now."""
@@ -578,6 +612,7 @@ class Engine:
 
     def _forget_done(self, job: Job, _now: float) -> None:
         del self.jobs[job.request.request_id]
+        del self._done[job]
 
 
 def _take_page(job: Job, load: Load) -> None:

@@ -74,7 +74,7 @@ class GoneError(ForestageError):
 
 
 class CapacityError(ForestageError):
-    """The caller should come back later: the queue is at its limit."""
+    """The caller should come back later: the queue, or a number of things there may be, is at its limit."""
 
     status = 429
     slug = "queue-full"

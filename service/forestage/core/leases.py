@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from forestage.core.errors import GoneError
+from forestage.core.errors import CapacityError, GoneError
 from forestage.core.job import Lengths
 from forestage.core.model_pool import ModelPool
 from forestage.core.timers import Timers
@@ -38,7 +38,8 @@ class Lease:
 class Leases:
     """Leases by id. `max_s` bounds how far from now a lease can end; their ends are among the `timers`.
 
-    `uses` says whether taking, renewing and releasing one means that its pages are used.
+    `uses` says whether taking, renewing and releasing one means that its pages are used. Callers get no more than
+    `most`; jobs that were let in before get theirs.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Leases:
         timers: Timers[Callable[[float], None]],
         *,
         uses: bool = True,
+        most: int = 2**24,
     ) -> None:
         self._pools = pools
         self._max_s = max_s
         self._uses = uses
+        self._most = most
         self._timers = timers
         self._by_id: dict[str, Lease] = {}
         self.expired = 0
@@ -66,13 +69,21 @@ class Leases:
         """Say whether a lease of this id is alive, and the tenant's if one is named."""
         return self._find(lease_id, tenant) is not None
 
+    def require_room(self) -> None:
+        """Raise CapacityError if there are as many as there may be."""
+        if len(self._by_id) >= self._most:
+            raise CapacityError(
+                f"{self._most} of these are held already; release some", slug="limit-reached", retry_after_s=1.0
+            )
+
     def take(
         self, model: str, keys: Sequence[bytes], device_pages: int, lease_s: float, now: float, tenant: int = 0
     ) -> tuple[Lengths, Lease | None]:
-        """Lease the resident restorable prefix, within the room of a tenant.
+        """Lease the resident restorable prefix, within the room of a tenant. Raises CapacityError.
 
         L3 is not asked, so `stored` counts only what is resident.
         """
+        self.require_room()
         pool = self._pools[model]
         prefix = pool.survey(keys, device_pages, None, loading=False)
         plan = pool.plan(prefix, tenant)

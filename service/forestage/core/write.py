@@ -44,7 +44,8 @@ class WriteSettings:
 
     `max_dirty_fraction` of a component's slots may be lent or dirty at once. `margin_s` after its end the slots of a
     write that expired are used again: its engine may be late. The n-th failed attempt to store a page is followed by
-    the next one after `retry_s * retry_growth ** (n - 1)`, at most `retry_cap_s`.
+    the next one after `retry_s * retry_growth ** (n - 1)`, at most `retry_cap_s`. At most
+    `max_writes` are known at once.
     """
 
     max_dirty_fraction: float = 0.5
@@ -55,6 +56,7 @@ class WriteSettings:
     retry_s: float = 1.0
     retry_growth: float = 3.0
     retry_cap_s: float = 60.0
+    max_writes: int = 2**24
 
     def retry_after_s(self, attempts: int) -> float:
         """Return how long a page waits that was not stored in so many attempts."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from forestage.core.errors import GoneError, NotFoundError
+from forestage.core.errors import CapacityError, GoneError, NotFoundError
 from forestage.core.job import Job
 from forestage.core.layout import ModelLayout
 from forestage.core.loads import Load
@@ -81,6 +81,12 @@ class Writes:
             return None
         is_its = part in map(str, write.begun) if write.num_parts else not dot
         return write if is_its else None
+
+    def require_room(self) -> None:
+        """Raise CapacityError if there are as many as there may be."""
+        if len(self._by_id) >= self.settings.max_writes:
+            detail = f"{self.settings.max_writes} writes are known already; commit or drop some"
+            raise CapacityError(detail, slug="limit-reached", retry_after_s=1.0)
 
     # ---- the engine's part
 
