@@ -35,6 +35,7 @@ def bind_unix(path: str, mode: int = 0o660) -> socket.socket:
     try:
         _remove_dead(path)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        os.fchmod(sock.fileno(), mode)  # which bind takes over: at no moment may more callers connect
         sock.bind(path)
         os.chmod(path, mode)
     except OSError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from api.raw import exchange
 from faults.stored_pages import StoredPages
-from support.live import make_keys
+from support.live import make_keys, until
 from support.running import Running, running
 
 TIMEOUT_MS = 1500
@@ -104,8 +104,7 @@ async def _watched(port: int) -> AsyncIterator[list[float]]:
     try:
         yield took
         enough = len(took) + 3
-        while len(took) < enough and not asking.done():
-            await asyncio.sleep(0.01)
+        await until(lambda: len(took) >= enough or asking.done(), 60)
     finally:
         failed = asking.done()
         asking.cancel()

@@ -37,7 +37,7 @@ class DirectShelf(Shelf):
             raise TypeError("this shelf reads with a spare buffer of its own kind")
         straight = self.payload_bytes - self.payload_bytes % _BLOCK_BYTES
         try:
-            descriptor = os.open(path, READ_FLAGS | os.O_DIRECT)
+            descriptor = self.open(path, READ_FLAGS | os.O_DIRECT)
             try:
                 got = read_in_chunks(descriptor, page, view[:straight], spare.scratch, 0, self.file_bytes)
             finally:

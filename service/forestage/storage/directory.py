@@ -16,6 +16,7 @@ from typing import TypeVar
 from forestage.core.errors import StorageUnavailableError
 from forestage.core.layout import ModelLayout
 from forestage.storage.base import Buffer, PageRead, Presence, Probe, ReadOutcome, Report, Storage
+from forestage.storage.beneath import FOLDER_FLAGS, open_beneath
 from forestage.storage.leftovers import sweep
 from forestage.storage.pace import Pace
 from forestage.storage.presence import walk
@@ -175,7 +176,12 @@ class DirectoryStorage(Storage):
         return await job.outlast(end_soon)
 
     def _sweep(self) -> None:
-        removed = sweep(self._folders(), time.time(), self._closing)
+        removed = sweep(
+            self._folders(),
+            time.time(),
+            self._closing,
+            lambda folder: open_beneath(self.root, folder, FOLDER_FLAGS),
+        )
         if removed:
             _log.info("%s: removed %d files that killed writers had left", self.kind, removed)
 

@@ -55,6 +55,7 @@ class FileStorage(DirectoryStorage):
         kind = DirectShelf if self._direct else Shelf
         return kind(
             directory=f"{self.root}/{model.fingerprint}/{component.name}",
+            root=self.root,
             fans_out=True,
             endings=tuple(f"-{shard}.page" for shard in shards),
             payload_bytes=component.bytes,

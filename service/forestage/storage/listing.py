@@ -4,7 +4,6 @@ Law: a page is listed once, if at least one of its shards is there; what lies un
 """
 
 import asyncio
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from forestage.core.layout import ModelLayout
 from forestage.storage.base import Storage
 from forestage.storage.directory import DirectoryStorage
 from forestage.storage.redis import RedisStorage
-from forestage.storage.shelf import Place, place_of, places_of
+from forestage.storage.shelf import Place, place_of, places_of, scan_beneath
 
 __all__ = ["Found", "StoredPage", "collect_pages", "list_pages"]
 
@@ -77,7 +76,7 @@ def collect_pages(model: ModelLayout, found: Iterable[Found], value_bytes: tuple
 def _list_files(storage: DirectoryStorage, model: ModelLayout) -> list[StoredPage]:
     storage.require_root()
     shelves = storage.shelves(model)
-    found = (one for folder, places in places_of(shelves).items() for one in _scan(folder, places))
+    found = (one for folder, places in places_of(shelves).items() for one in _scan(storage.root, folder, places))
     return collect_pages(model, found, tuple(shelf.file_bytes for shelf in shelves))
 
 
@@ -86,12 +85,8 @@ def _list_redis(storage: RedisStorage, model: ModelLayout) -> list[StoredPage]:
     return collect_pages(model, storage.iter_values(model), value_bytes)
 
 
-def _scan(folder: str, places: Mapping[tuple[str, str], Place]) -> Iterator[Found]:
-    try:
-        entries = os.scandir(folder)
-    except FileNotFoundError:
-        return
-    with entries:
+def _scan(root: str, folder: str, places: Mapping[tuple[str, str], Place]) -> Iterator[Found]:
+    with scan_beneath(root, folder) as entries:
         for entry in entries:
             page = place_of(entry.name, places)
             if page is None:

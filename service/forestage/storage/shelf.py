@@ -1,7 +1,8 @@
 """The page files of one component: one file a shard, found by name, read straight into a slot. Blocking.
 
-Law: a name stands for a whole page shard or for nothing. Files come into being under a temporary name and are renamed;
-a reader holds a file only while it reads it and trusts no size but the one it expects.
+Law: a name stands for a whole page shard or for nothing. Files come into being under a temporary name and are renamed,
+and no file that is there is ever written to; a reader holds a file only while it reads it and trusts no size but the
+one it expects. What is opened, made or removed lies below the root: no link leads out of it.
 """
 
 import contextlib
@@ -9,15 +10,26 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from forestage.storage.base import Buffer, PageRead, ReadOutcome
+from forestage.storage.beneath import FOLDER_FLAGS, make_beneath, open_beneath
 from forestage.storage.envelope import TRAILER_BYTES, seal
-from forestage.storage.leftovers import new_temporary
+from forestage.storage.leftovers import new_temporary_name
 
-__all__ = ["CHUNK_BYTES", "READ_FLAGS", "Place", "Shelf", "place_of", "places_of", "read_in_chunks", "whole_pages"]
+__all__ = [
+    "CHUNK_BYTES",
+    "READ_FLAGS",
+    "Place",
+    "Shelf",
+    "place_of",
+    "places_of",
+    "read_in_chunks",
+    "scan_beneath",
+    "whole_pages",
+]
 
 CHUNK_BYTES = 8 << 20  # at most so much between two looks at `stopped`, two touches of `progress`
 
@@ -41,6 +53,7 @@ class Shelf:
     """Where the pages of one component lie and what a file of theirs looks like.
 
     A file is called `beginnings[shard]` (nothing without) + key + `endings[shard]`, in the folder that `folder` says.
+    `directory` is `root` (nothing: the directory itself is the root) or below it.
     With `seeds` it ends in the trailer of the envelope, seeded with `seeds[shard]`; without, it is the payload alone.
     """
 
@@ -50,6 +63,7 @@ class Shelf:
     payload_bytes: int
     seeds: tuple[int, ...] = ()
     beginnings: tuple[str, ...] = ()
+    root: str = ""
 
     @cached_property
     def marks(self) -> tuple[tuple[str, str], ...]:
@@ -81,6 +95,11 @@ class Shelf:
         name = key.hex()
         folder = self.folder(name)
         return [f"{folder}/{beginning}{name}{ending}" for beginning, ending in self.marks]
+
+    @cached_property
+    def top(self) -> str:
+        """The directory that nothing leads out of."""
+        return self.root or self.directory
 
     def new_spare(self) -> bytearray:
         """Return the buffer that takes what does not go into a slot: the trailer, and one byte to notice longer files.
@@ -115,14 +134,14 @@ class Shelf:
         After an OSError nothing of this page is new but, at worst, some whole shards. When `given_up` is set before
         they have their names, it ends so, at the next chunk.
         """
-        paths = self.paths(key)
-        directory = os.path.dirname(paths[0])
+        names = [os.path.basename(path) for path in self.paths(key)]
+        folder = make_beneath(self.top, self.folder(key.hex()))
         unnamed: list[str] = []
         try:
             for shard, payload in enumerate(shards):
                 trailer = seal(payload, key, self.seeds[shard]) if self.seeds else b""
-                temporary = new_temporary(directory)
-                descriptor = _create(temporary)
+                temporary = new_temporary_name()
+                descriptor = os.open(temporary, _WRITE_FLAGS, 0o666, dir_fd=folder)
                 unnamed.append(temporary)
                 try:
                     _write_all(descriptor, payload, given_up)
@@ -130,29 +149,44 @@ class Shelf:
                 finally:
                     os.close(descriptor)
             _require_wanted(given_up)
-            for path in paths:
-                os.rename(unnamed[0], path)
+            for name in names:
+                os.rename(unnamed[0], name, src_dir_fd=folder, dst_dir_fd=folder)
                 del unnamed[0]
         finally:
             for temporary in unnamed:
                 with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                    os.unlink(temporary, dir_fd=folder)
+            os.close(folder)
 
     def remove(self, key: bytes) -> bool:
         """Unlink all shards of a page; say whether there was one."""
         removed = False
-        for path in self.paths(key):
-            try:
-                os.unlink(path)
-                removed = True
-            except OSError as error:
-                if error.errno not in _ABSENT:
-                    raise
+        try:
+            folder = open_beneath(self.top, self.folder(key.hex()), FOLDER_FLAGS)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return False
+        try:
+            for path in self.paths(key):
+                try:
+                    os.unlink(os.path.basename(path), dir_fd=folder)
+                    removed = True
+                except OSError as error:
+                    if error.errno not in _ABSENT:
+                        raise
+        finally:
+            os.close(folder)
         return removed
+
+    def open(self, path: str, flags: int) -> int:
+        """Open one of `paths`; return its descriptor. Raises OSError, ELOOP for what lies behind a link."""
+        # In the root itself there is only the name to be led astray by.
+        return open_beneath(self.top, path, flags) if self.fans_out else os.open(path, flags)
 
     def _read_file(self, path: str, page: PageRead, view: memoryview, spare: bytearray) -> int:
         """Fill `view` and then `spare` from one file; return how many bytes that were, fewer if stopped on the way."""
-        descriptor = os.open(path, READ_FLAGS)
+        descriptor = self.open(path, READ_FLAGS)
         try:
             got = 0
             if self.payload_bytes <= CHUNK_BYTES:
@@ -212,11 +246,7 @@ def whole_pages(shelves: Sequence[Shelf]) -> Iterator[tuple[int, bytes]]:
     """
     for folder, places in places_of(shelves).items():
         seen: dict[tuple[int, bytes], int] = {}
-        try:
-            entries = os.scandir(folder)
-        except FileNotFoundError:
-            continue
-        with entries:
+        with scan_beneath(shelves[0].top, folder) as entries:
             for entry in entries:
                 found = place_of(entry.name, places)
                 if found is None:
@@ -229,12 +259,21 @@ def whole_pages(shelves: Sequence[Shelf]) -> Iterator[tuple[int, bytes]]:
                     seen[component, key] = shards
 
 
-def _create(path: str) -> int:
+@contextlib.contextmanager
+def scan_beneath(root: str, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
+    """Look at the names in a folder below the root; one that is not there, or a link, is empty. Raises OSError."""
     try:
-        return os.open(path, _WRITE_FLAGS, 0o666)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, _WRITE_FLAGS, 0o666)
+        descriptor = open_beneath(root, folder, FOLDER_FLAGS)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        yield ()
+        return
+    try:
+        with os.scandir(descriptor) as entries:
+            yield entries
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, content: Buffer, given_up: threading.Event) -> None:

@@ -44,6 +44,7 @@ class VllmFileStorage(DirectoryStorage):
             raise ValueError(f"{component.name}: {component.shards} shards configured, but vLLM has 1 file a page")
         return VllmShelf(
             directory=f"{self.root}/{model.vllm.folder}",
+            root=self.root,
             fans_out=True,
             endings=(".bin",),
             payload_bytes=component.bytes,
