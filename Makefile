@@ -25,7 +25,7 @@ help:
 	@echo 'make demo-redis   the same with the pages in a Redis of its own'
 	@echo 'make serve   run the service; CONFIG=$(CONFIG)'
 	@echo 'make test    run all tests; ARGS="-k lease" chooses, ARGS="-n0 --pdb" stays in one process'
-	@echo 'make check   formatting, lint, types, layering'
+	@echo 'make check   formatting, lint, types, layering, dependencies; AUDIT=required insists on advisories'
 	@echo 'make check-page   the status page in a real Chromium; PICTURES=FOLDER keeps pictures of it'
 	@echo 'make bench   run the benchmarks that have aims, and hold them to these; BENCH=benchmarks/x.py ARGS="--repeat 3" chooses'
 	@echo 'make engines-sglang   fetch the SGLang versions that make test then runs the adapter in'
@@ -73,6 +73,7 @@ check: $(DEV_READY)
 	    echo "-- $$tool"; \
 	    $(BIN)/$$tool || failed="$$failed $${tool%% *}"; \
 	done; \
+	echo '-- audit'; scripts/audit $(VENV) || failed="$$failed audit"; \
 	if [ -n "$$failed" ]; then echo "forestage: check failed:$$failed" >&2; exit 1; fi
 
 check-page: $(DEV_READY)

@@ -101,10 +101,15 @@ def refusing(config: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def start_refused(config: Path, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0) -> tuple[int, str]:
-    """Start a service that must refuse; return its exit code and what it said on stderr."""
+def start_refused(
+    config: Path, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0, wrapper: Sequence[str] = ()
+) -> tuple[int, str]:
+    """Start a service that must refuse; return its exit code and what it said on stderr.
+
+    `wrapper` are the words before the command.
+    """
     done = subprocess.run(
-        _command(config),
+        [*wrapper, *_command(config)],
         capture_output=True,
         text=True,
         env=_environment(environ or {}),
