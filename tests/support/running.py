@@ -102,7 +102,7 @@ def refusing(config: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def start_refused(
-    config: Path, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0, wrapper: Sequence[str] = ()
+    config: Path, environ: Mapping[str, str] | None = None, timeout_s: float = 60.0, wrapper: Sequence[str] = ()
 ) -> tuple[int, str]:
     """Start a service that must refuse; return its exit code and what it said on stderr.
 
