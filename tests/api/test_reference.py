@@ -32,7 +32,8 @@ VOLATILE = {
 #: Routes whose answer is no JSON.
 WITHOUT_EXAMPLE = {("GET", "/metrics"), ("GET", "/v1/events")}
 #: Answered for what no route is asked, by the frame around the routes.
-OF_NO_ROUTE = {"not-found", "method-not-allowed", "internal"}
+#: Answered before a route is looked for, or by any.
+OF_NO_ROUTE = {"not-found", "method-not-allowed", "internal", "request-timeout", "too-many-connections"}
 
 
 def _routes(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
