@@ -223,9 +223,9 @@ def _seconds(text: str) -> float:
 
 def _serve(arguments: argparse.Namespace) -> int:
     # Until the service has handlers of its own nothing is taken that would have to be given back.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks to read again what has yet to be read
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: os._exit(Exit.OK))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks to read again what has yet to be read
 
     from forestage.cli.serve import serve
 
