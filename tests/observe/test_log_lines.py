@@ -8,7 +8,8 @@ from types import TracebackType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.toml_files import MINIMAL, load_text
+from config.toml_files import MINIMAL, load_text, mistakes_of
+from forestage.config import StorageConfig, render
 from forestage.config.secrets import secrets_of
 from forestage.observe.log_lines import JsonLines, TextLines
 
@@ -66,6 +67,23 @@ def test_secrets_are_masked_wherever_they_are() -> None:
         assert not [secret for secret in secrets if secret in line]
         assert line.count("****") == 6  # a stack trace shows the line that raised as well
         assert "ValueError" in line
+
+
+def test_the_secrets_of_every_storage_are_known() -> None:
+    sections = [field.alias or name for name, field in StorageConfig.model_fields.items()]
+    with_url = [
+        section
+        for section, field in zip(sections, StorageConfig.model_fields.values(), strict=True)
+        if "url" in getattr(field.annotation, "model_fields", {})
+    ]
+    assert len(with_url) > 1
+    for section in with_url:
+        secret = f"s3cret-{section}"
+        config = load_text(f'[storage.{section}]\nurl = "redis://me:{secret}@host:6379/0"' + MINIMAL)
+        assert secret in secrets_of(config)
+        assert secret not in render(config)
+        assert secret not in repr(config)
+        assert not [line for line in mistakes_of(f'[storage.{section}]\nurl = "{secret}"' + MINIMAL) if secret in line]
 
 
 def test_one_secret_in_another_leaves_nothing_of_either() -> None:

@@ -24,10 +24,18 @@ def secrets_of(config: Config) -> set[str]:
             found.add(read_token(path))
         except ValueError:
             continue
-    _, user, _, _, query = split_redis_url(config.storage.redis.url)
+    for _, section in config.storage:
+        url = getattr(section, "url", None)
+        if url is not None:
+            found |= _secrets_of_url(url)
+    return found - {""}
+
+
+def _secrets_of_url(url: str) -> set[str]:
+    _, user, _, _, query = split_redis_url(url)
     password = user.partition(":")[2]
-    found |= {password, unquote(password)}
+    found = {password, unquote(password)}
     for name, _, value in (pair.partition("=") for pair in (query or "").split("&")):
         if is_secret_name(name):
             found |= {value, unquote_plus(value)}
-    return found - {""}
+    return found
