@@ -96,7 +96,11 @@ def test_nothing_in_the_feed_can_steer_the_terminal(service: Running) -> None:
 def test_on_a_terminal_it_goes_on_until_interrupted(service: Running) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "forestage", "top", "--url", service.url, "--interval", "0.1"]
-    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background has it ignored
+    try:
+        process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"})
+    finally:
+        signal.signal(signal.SIGINT, before)
     os.close(theirs)
     try:
         said = _read(ours, lambda said: said.count(b"\x1b[H") >= 3)

@@ -1,6 +1,6 @@
 """How long a start of the service takes until it says that it is ready, by what it finds at the pool's path.
 
-    python benchmarks/restart.py [--gib 4] [--repeat 5]
+    python benchmarks/restarts.py [--gib 4] [--repeat 5]
 
 New: there is no file, all of it is reserved and touched. Adopted empty, full: a service that was killed left the pool,
 without and with a page in every slot. Dirty: adopted full, and L3 has none of the pages yet. Memory is touched, not
