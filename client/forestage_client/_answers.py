@@ -11,6 +11,7 @@ from forestage_client._codec import decode_keys, decode_slots
 from forestage_client._types import (
     Component,
     Evicted,
+    Filled,
     Hashed,
     Hinted,
     HintedAction,
@@ -33,6 +34,7 @@ from forestage_client._types import (
 
 __all__ = [
     "read_evicted",
+    "read_filled",
     "read_hashed",
     "read_hinted",
     "read_info",
@@ -93,6 +95,22 @@ def read_hashed(answer: object) -> Hashed:
         page_tokens=_number(hashed, "page_tokens"),
         keys=tuple(decode_keys(hashed)),
     )
+
+
+def read_filled(answer: object) -> Filled:
+    done = _members(answer)
+    return Filled(
+        pages=_lengths(_get(done, "pages")),
+        filled=_each(_get(done, "filled"), _as_pages),
+        outcome=_text(done, "outcome"),
+        shortfall=_each(done.get("shortfall"), _as_number),
+    )
+
+
+def _as_pages(pages: object) -> range:
+    there = _members(pages)
+    first = _number(there, "first")
+    return range(first, first + _number(there, "pages"))
 
 
 def read_leased(answer: object, device_pages: int) -> Leased:

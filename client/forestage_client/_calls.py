@@ -13,6 +13,7 @@ from forestage_client._codec import MEDIA_TYPES, Encoding, Key, Keys, decode_bod
 from forestage_client._errors import ServerFault, error_for
 from forestage_client._types import (
     Evicted,
+    Filled,
     Hashed,
     Hinted,
     Info,
@@ -40,6 +41,7 @@ __all__ = [
     "commit_write",
     "drop_write",
     "evict",
+    "fill",
     "finish",
     "get_prefetch",
     "hash_prompt",
@@ -61,6 +63,9 @@ __all__ = [
     "unpin",
     "write_status",
 ]
+
+#: Longer than any service hangs unnoticed, and what a socket still takes as a time.
+_UNTIL_ANSWERED_MS = 20 * 86_400_000
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -175,6 +180,23 @@ def cancel(request_id: str) -> Call[None]:
 def lookup(model: str, keys: Keys, device_pages: int, tenant: str | None) -> Call[Lookup]:
     body = _given(model=model, device_pages=device_pages, tenant=tenant)
     return Call("POST", "/v1/lookup", _body(_answers.read_lookup), body, keys)
+
+
+def fill(
+    model: str,
+    keys: Keys,
+    region: str,
+    targets: Mapping[str, object],
+    device_pages: int,
+    deadline_ms: int | None,
+    tenant: str | None,
+) -> Call[Filled]:
+    body = _given(
+        model=model, region=region, targets=targets, device_pages=device_pages, deadline_ms=deadline_ms, tenant=tenant
+    )
+    # Sent twice, the first might still be writing when the second is answered.
+    read = _body(_answers.read_filled)
+    return Call("POST", "/v1/fills", read, body, keys, wait_ms=_UNTIL_ANSWERED_MS, repeatable=False)
 
 
 def hash_prompt(model: str, prompt: Prompt) -> Call[Hashed]:

@@ -111,6 +111,16 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """What a fill brought: `filled` are the pages of each component that are whole in the region."""
+
+    pages: Lengths
+    filled: Mapping[str, range]
+    outcome: str
+    shortfall: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Leased:
     """The resident restorable prefix, leased without reading L3; `slots` and `lease` as in Prefetch.
 

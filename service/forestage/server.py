@@ -27,6 +27,7 @@ from forestage.crowd import SPARE, Crowd
 from forestage.observe.tracing import start_tracing
 from forestage.open_files import allow_open_files
 from forestage.pool.file import PoolFile
+from forestage.prefetch.regions import MAX_FILES, MAX_REGIONS
 from forestage.reload import Reload
 from forestage.sockets import bind_tcp, bind_unix
 
@@ -134,13 +135,19 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(config: Config, grace_s: float, announce: Callable[[str], None], reread: Callable[[], Config]) -> bool:
     signals = _Signals()
-    allow_open_files(config.server.max_connections + SPARE)
+    regions_files = MAX_REGIONS * (1 + MAX_FILES) if config.server.regions_uds else 0
+    allow_open_files(config.server.max_connections + SPARE + regions_files)
     with contextlib.ExitStack() as stack:
         tcp = stack.enter_context(bind_tcp(config.server.host, config.server.port))
         sockets = [tcp]
         if config.server.uds:
             sockets.append(stack.enter_context(bind_unix(config.server.uds)))
             stack.callback(_unlink, config.server.uds)
+        regions = None
+        if config.server.regions_uds:
+            path = config.server.regions_uds
+            regions = stack.enter_context(bind_unix(path, key="server.regions_uds"))
+            stack.callback(_unlink, path)
         keyring = Keyring(read_grants(config))
         storage = build_storage(config)
         try:
@@ -151,12 +158,13 @@ async def _serve(config: Config, grace_s: float, announce: Callable[[str], None]
         stack.callback(pool.close)
         parts = assemble(config, pool, storage, start_tracing(os.environ))
         reload = Reload(config, keyring, reread)
-        return await _serve_pool(parts, sockets, keyring, reload, signals, grace_s, announce)
+        return await _serve_pool(parts, sockets, regions, keyring, reload, signals, grace_s, announce)
 
 
 async def _serve_pool(
     parts: Assembly,
     sockets: list[socket.socket],
+    regions: socket.socket | None,
     keyring: Keyring,
     reload: Reload,
     signals: _Signals,
@@ -181,6 +189,8 @@ async def _serve_pool(
     await parts.storage.open()
     if parts.publisher is not None:
         parts.publisher.open()
+    if regions is not None:
+        service.regions.listen_on(regions)
     started = asyncio.Event()
     running = asyncio.create_task(service.run(started))
     await started.wait()
@@ -205,16 +215,21 @@ async def _serve_pool(
     server.should_exit = True
     await _first_of(serving, hurry, timeout_s=deadline - time.monotonic())
     server.force_exit = hurry.done()
-    server.reset_connections()
+    service.fills.close()
+    copying = asyncio.create_task(service.fills.wait_for_copies())
+    await _first_of(copying, timeout_s=deadline - time.monotonic())
+    if not service.fills.copying:
+        # Else a client would take the end of its connection for that of the copy. The end of the process is both.
+        server.reset_connections()
     await _first_of(serving, timeout_s=_LAST_ANSWERS_S)
     await _first_of(running, timeout_s=deadline - time.monotonic() if settling.done() else 0)
-    for task in (hurry, stop, settling):
+    for task in (hurry, stop, settling, copying):
         task.cancel()
     await parts.storage.aclose()
     if parts.tracing is not None:
         least, most = _LAST_SPANS_S
         await parts.tracing.aclose(min(most, max(least, deadline - time.monotonic())))
-    clean = running.done()
+    clean = running.done() and not service.fills.copying
     for ended in (running, serving, reloading):
         if ended.done() and not ended.cancelled():
             ended.result()

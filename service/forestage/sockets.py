@@ -29,35 +29,35 @@ def bind_tcp(host: str, port: int) -> socket.socket:
     return sock
 
 
-def bind_unix(path: str, mode: int = 0o660) -> socket.socket:
-    """Bind a unix socket, replacing one that nobody listens on any more. Raises StartError."""
+def bind_unix(path: str, mode: int = 0o660, key: str = "server.uds") -> socket.socket:
+    """Bind a unix socket, replacing one that nobody listens on any more. Raises StartError naming the setting `key`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove_dead(path)
+        _remove_dead(path, key)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         os.fchmod(sock.fileno(), mode)  # which bind takes over: at no moment may more callers connect
         sock.bind(path)
         os.chmod(path, mode)
     except OSError as error:
         sock.close()
-        raise StartError(f"server.uds: cannot listen on {path} ({error.strerror or error})") from error
+        raise StartError(f"{key}: cannot listen on {path} ({error.strerror or error})") from error
     except StartError:
         sock.close()
         raise
     return sock
 
 
-def _remove_dead(path: str) -> None:
+def _remove_dead(path: str, key: str) -> None:
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except FileNotFoundError:
         return
     if not is_socket:
-        raise StartError(f"server.uds: {path} exists and is no socket")
+        raise StartError(f"{key}: {path} exists and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         try:
             trial.connect(path)
         except OSError:
             os.unlink(path)
             return
-    raise StartError(f"server.uds: another service listens on {path}")
+    raise StartError(f"{key}: another service listens on {path}")

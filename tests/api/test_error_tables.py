@@ -32,6 +32,7 @@ FURTHER = {
     "limit-reached": 429,
     "too-many-connections": 503,
     "too-many-listeners": 429,
+    "region-gone": 410,
     "write-gone": 410,
     "duplicate-key": 422,
     "no-hash-scheme": 422,

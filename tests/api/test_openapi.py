@@ -52,6 +52,7 @@ async def test_the_document_names_every_route(service: Live) -> None:
         ("POST", "/v1/leases"),
         ("POST", "/v1/leases/{lease_id}/renew"),
         ("DELETE", "/v1/leases/{lease_id}"),
+        ("POST", "/v1/fills"),
         ("POST", "/v1/writes"),
         ("GET", "/v1/writes/{write_id}"),
         ("DELETE", "/v1/writes/{write_id}"),

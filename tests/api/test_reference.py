@@ -1,5 +1,6 @@
 """docs/api-reference.md and the OpenAPI document it is made from: complete, and what really happens."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from api.error_tables import table
 from api.test_bad_requests import TABLE
 from forestage.api.examples import load_examples
 from forestage.api.problem_types import PROBLEM_TYPES
-from support.live import Live, hybrid, live
+from support.live import PAGE_BYTES, Live, hybrid, live
+from support.region_memory import Memory, register
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What differs from run to run, or between this service and one that users have.
@@ -23,6 +25,7 @@ VOLATILE = {
     "instance",
     "path",
     "pool_path",
+    "regions_uds",
     "since_ms",
     "timing_ms",
     "total_ms",
@@ -106,14 +109,19 @@ async def test_every_example_is_answered_as_it_says(tmp_path: Path) -> None:
     examples = load_examples()
     keys = [bytes.fromhex(key) for key in (examples[0].body or {})["keys"]]
     ids = {"request_id": "turn-17"}
-    async with live(tmp_path, {**hybrid(8, 4), "hash": {"scheme": "sglang"}}) as service:
+    regions = f"{tmp_path}/r"
+    hashing = {**hybrid(8, 4), "hash": {"scheme": "sglang"}}
+    async with live(tmp_path, hashing, server={"regions_uds": regions}) as service:
         service.store(keys[:3], [2])
         named = {(example.method, example.path) for example in examples}
         document = service.app.openapi()
         assert named == {(method, path) for method, path, _ in _routes(document)} - WITHOUT_EXAMPLE
+        memory = Memory(5 * PAGE_BYTES)
+        connection, region = await asyncio.to_thread(register, regions, memory)
         for example in examples:
             target = example.path.format(**ids) + (f"?{example.query}" if example.query else "")
-            answer = await service.http.request(example.method, target, json=example.body)
+            body = {**(example.body or {}), "region": region} if example.path == "/v1/fills" else example.body
+            answer = await service.http.request(example.method, target, json=body)
             assert answer.status_code == example.status, target
             got: Any = answer.json() if answer.content else None
             if example.path == "/v1/status":
@@ -125,3 +133,5 @@ async def test_every_example_is_answered_as_it_says(tmp_path: Path) -> None:
                 ids["write_id"] = got["id"]
             elif example.path == "/v1/pins":
                 ids["pin_id"] = got["id"]
+        connection.close()
+        memory.close()

@@ -10,6 +10,7 @@ SETTINGS: list[tuple[str, str, str, object]] = [
     ("FORESTAGE_SERVER__HOST", "0.0.0.0", "server.host", "0.0.0.0"),
     ("FORESTAGE_SERVER__PORT", "0", "server.port", 0),
     ("FORESTAGE_SERVER__UDS", "/run/forestage.sock", "server.uds", "/run/forestage.sock"),
+    ("FORESTAGE_SERVER__REGIONS_UDS", "/run/regions.sock", "server.regions_uds", "/run/regions.sock"),
     ("FORESTAGE_SERVER__TOKEN_FILE", "", "server.token_file", ""),
     ("FORESTAGE_SERVER__MAX_BODY_BYTES", "1Mi", "server.max_body_bytes", 1 << 20),
     ("FORESTAGE_SERVER__PAGE", "false", "server.page", False),

@@ -86,6 +86,10 @@ BAD: dict[str, tuple[str, list[str]]] = {
     ),
     "host-empty": ('[server]\nhost = ""' + MINIMAL, ["server.host: must be a host name"]),
     "host-with-scheme": ('[server]\nhost = "http://x"' + MINIMAL, ["server.host: must be a host name"]),
+    "uds-twice": (
+        '[server]\nuds = "/run/s"\nregions_uds = "/run/s"' + MINIMAL,
+        ["server.regions_uds: must be another path than server.uds"],
+    ),
     "uds-long": (f'[server]\nuds = "/{"x" * 107}"' + MINIMAL, ["server.uds: must be at most 107 bytes long"]),
     "token-missing": (
         '[server]\ntoken_file = "/nowhere"' + MINIMAL,

@@ -114,6 +114,7 @@ def test_every_default_is_written_out() -> None:
             "host": "127.0.0.1",
             "port": 8470,
             "uds": "",
+            "regions_uds": "",
             "token_file": "",
             "max_body_bytes": "8MiB",
             "page": True,

@@ -46,6 +46,14 @@ def _file_at_socket(folder: Path) -> Situation:
 
 
 @contextmanager
+def _file_at_regions_socket(folder: Path) -> Situation:
+    (folder / "r").write_text("a file of somebody")
+    yield BadStart(write_config(folder, server=f'port = 0\nuds = "{folder}/s"\nregions_uds = "{folder}/r"'))
+    assert (folder / "r").read_text() == "a file of somebody"
+    assert not (folder / "s").exists()
+
+
+@contextmanager
 def _socket_in_use(folder: Path) -> Situation:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(folder / "s"))
@@ -157,6 +165,7 @@ BAD_STARTS: dict[str, Callable[[Path], AbstractContextManager[BadStart]]] = {
     "port in use": _port_in_use,
     "address of another machine": _foreign_address,
     "a file where the unix socket should be": _file_at_socket,
+    "a file where the socket for regions should be": _file_at_regions_socket,
     "unix socket in use": _socket_in_use,
     "pool in use": _pool_in_use,
     "pool larger than its mount": _small_mount,

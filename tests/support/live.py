@@ -25,7 +25,7 @@ from forestage.core.audit import check_integrity
 from forestage.core.engine import Engine
 from forestage.core.roles import Caller, Grant, Role
 from forestage.pool.file import PoolFile
-from forestage.sockets import bind_tcp
+from forestage.sockets import bind_tcp, bind_unix
 from forestage.storage.base import Storage
 from forestage.storage.memory import MemoryStorage
 from forestage.storage.wrap import FaultyStorage
@@ -230,6 +230,9 @@ async def live(
     if parts.publisher is not None:
         parts.publisher.open()
     started = asyncio.Event()
+    regions = bind_unix(config.server.regions_uds) if config.server.regions_uds else None
+    if regions is not None:
+        parts.service.regions.listen_on(regions)
     running = asyncio.create_task(parts.service.run(started))
     await started.wait()
     try:
@@ -249,5 +252,7 @@ async def live(
         await parts.storage.aclose()
         check_integrity(parts.service.engine)
         pool.close()
+        if regions is not None:
+            regions.close()
     if not running.cancelled():
         running.result()

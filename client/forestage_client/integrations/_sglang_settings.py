@@ -46,6 +46,7 @@ class Settings:
     token: str | None = None
     tenant: str | None = None
     pool_path: str | None = None
+    regions_uds: str | None = None
     query_ms: int = 1000
     read_ms: int = 2000
     read_ms_per_ki_token: int = 250
@@ -76,6 +77,7 @@ class Settings:
             token=None if token_file is None else Path(token_file).read_text(encoding="utf-8"),
             tenant=_text(extra, "tenant"),
             pool_path=_text(extra, "pool_path"),
+            regions_uds=_text(extra, "regions_uds"),
             query_ms=_number(extra, "query_ms", 1000),
             read_ms=_number(extra, "read_ms", 2000),
             read_ms_per_ki_token=_number(extra, "read_ms_per_ki_token", 250),

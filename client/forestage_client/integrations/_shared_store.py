@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from forestage_client import Client, Component, Lookup, Model, PoolView, Prefetch, Write, WritePart
 from forestage_client._errors import ForestageError
@@ -20,6 +20,7 @@ from forestage_client._memory import address_of
 from forestage_client._pool_format import PoolFormatError
 from forestage_client.integrations._host_pages import HostPage
 from forestage_client.integrations._outages import Away, Mismatch, Outages
+from forestage_client.integrations._region_fills import RegionFills
 from forestage_client.integrations._sglang_settings import Settings
 
 __all__ = ["Attachment", "Fetched", "SharedStore"]
@@ -104,9 +105,11 @@ class SharedStore:
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._outages = Outages()
+        self._fills = RegionFills(settings, self._client, self._outages)
 
     def close(self) -> None:
         """Close the connections and let go of the pool. Idempotent."""
+        self._fills.close()
         self._client.close()
         self._attachment = None
 
@@ -143,6 +146,23 @@ class SharedStore:
         finally:
             with suppress(ForestageError):
                 self._client.cancel(job.request_id)
+
+    def bring(
+        self, keys: Sequence[str], component: Component, targets: Sequence[HostPage], pool: Any = None
+    ) -> tuple[int, list[bool]]:
+        """Bring a prefix within the deadline, and one component's pages of it into the engine's memory.
+
+        The service puts them there itself where `pool`, SGLang's host pool that they lie in, is memory that it can
+        fill; else they are copied. Returns how much of the prefix is there, and which pages are in whole, from the
+        first one on.
+        """
+        shard = self.shard(component)
+        deadline_ms = self.settings.read_deadline_ms(len(keys) * self.attach().model.page_tokens)
+        filled = self._fills.fill(pool, keys, component, shard, targets, deadline_ms)
+        if filled is not None:
+            return filled
+        with self.fetch(keys) as fetched:
+            return fetched.ready, fetched.copy(component, shard, targets)
 
     def shard(self, component: Component) -> int:
         """Return which of a component's shards is this rank's. Raises Mismatch for a model laid out otherwise."""

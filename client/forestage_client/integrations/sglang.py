@@ -190,7 +190,6 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
         if not keys:
             return []
         component = self._component(pool)
-        shard = self._store.shard(component)
         asked, usable = keys, len(keys)
         if self._store.attach().has_tails and not component.is_tail:
             stretch = self._chains.stretch(keys, may_go_on=len(keys) >= _BATCH_PAGES)
@@ -201,12 +200,12 @@ class ForestageStorage(HiCacheStorage):  # type: ignore[misc]
             asked, usable = stretch.keys, stretch.usable
         if not usable:
             return [False] * len(keys)
-        with self._store.fetch(asked) as fetched:
-            if component.is_tail:
-                # A window may be shorter than what SGLang keeps; of its first pages there is nothing then.
-                done = fetched.copy(component, shard, pages)
-                return done if fetched.ready == len(keys) else [False] * len(keys)
-            done = fetched.copy(component, shard, pages[:usable])
+        host_pool = self._pools.get(pool)
+        if component.is_tail:
+            # A window may be shorter than what SGLang keeps; of its first pages there is nothing then.
+            ready, done = self._store.bring(asked, component, pages, host_pool)
+            return done if ready == len(keys) else [False] * len(keys)
+        _, done = self._store.bring(asked, component, pages[:usable], host_pool)
         came = done.index(False) if False in done else len(done)
         return [page < came for page in range(len(keys))]
 

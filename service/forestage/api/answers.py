@@ -9,6 +9,7 @@ from forestage.core.hints import HintOutcome
 
 __all__ = [
     "EvictedAnswer",
+    "FillAnswer",
     "HashAnswer",
     "Health",
     "HintAnswer",
@@ -93,6 +94,31 @@ class PrefetchAnswer(BaseModel):
     lease: LeaseAnswer | None = Field(default=None, description="Once done with `ready` > `device_pages`.")
     slots: Slots = None
     timing_ms: dict[str, float] = Field(description="Milliseconds: `queued`, `probe`, `load` and `total`.")
+    keys: AskedKeys = None
+
+
+class FilledPages(BaseModel):
+    """Pages of one component that are whole in the region."""
+
+    first: int = Field(description="The first of them.")
+    pages: int = Field(description="How many, from there on.")
+
+
+class FillAnswer(BaseModel):
+    """What a fill brought. Nothing is written to the region any more."""
+
+    model: Model
+    outcome: Literal["complete", "partial", "miss", "declined", "cancelled"] = Field(description="How its job ended.")
+    page_tokens: PageTokens
+    pages: LengthsAnswer = Field(description="In pages, of the job.")
+    tokens: LengthsAnswer = Field(description=InTokens)
+    loaded: int = Field(description="Pages that were read for this.")
+    joined: int = Field(description="Pages whose read another job had begun.")
+    shortfall: Shortfall
+    filled: dict[str, FilledPages] = Field(
+        description="By component, the pages that are whole in the region; what the others have there is undefined."
+    )
+    timing_ms: dict[str, float] = Field(description="Milliseconds of the job: `queued`, `probe`, `load` and `total`.")
     keys: AskedKeys = None
 
 
@@ -277,6 +303,7 @@ class InfoAnswer(BaseModel):
     instance: Instance
     generation: Generation
     models: list[str] = Field(description="Names of the configured models.")
+    regions_uds: str = Field(description="Where regions are registered, `server.regions_uds`; empty: nowhere.")
 
 
 class Health(BaseModel):

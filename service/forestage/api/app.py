@@ -8,6 +8,7 @@ from forestage.api.auth import BearerToken
 from forestage.api.context import Context
 from forestage.api.document import describe_app
 from forestage.api.events import build_events
+from forestage.api.fills import build_fills
 from forestage.api.hashing import build_hash
 from forestage.api.hints import build_hints
 from forestage.api.keyring import Keyring
@@ -38,6 +39,7 @@ def create_app(context: Context, keyring: Keyring) -> FastAPI:
     install(app)
     app.include_router(build_probes(context))
     app.include_router(build_router(context))
+    app.include_router(build_fills(context))
     app.include_router(build_writes(context))
     app.include_router(build_pins(context))
     app.include_router(build_hash(context))

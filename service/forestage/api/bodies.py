@@ -11,6 +11,7 @@ from forestage.core.hints import HINT_PRIORITY
 __all__ = [
     "BODIES",
     "MAX_WAIT_MS",
+    "FillBody",
     "HashBody",
     "HashedBody",
     "HintBody",
@@ -164,6 +165,36 @@ class PrefetchBody(TenantBody):
     lease_ms: LeaseMs = None
 
 
+class TargetBody(_Body):
+    """Where pages of one component go in a region."""
+
+    shard: int = Field(default=0, ge=0, lt=MAX_PARTS, description="Which shard of each page.")
+    first: Pages = Field(default=0, description="The page that the first offsets are for.")
+    run_bytes: list[Annotated[int, Field(ge=1, le=2**31 - 1)]] = Field(
+        min_length=1,
+        max_length=MAX_PARTS,
+        description="Bytes of each run that a page is cut into, in order; together what the component has for a page.",
+    )
+    offsets: list[Annotated[int, Field(ge=0, le=2**62)]] = Field(
+        description="Where each run goes, in bytes from the start of the region: those of the first page, then those "
+        "of the next. No two runs overlap."
+    )
+
+
+class FillBody(TenantBody):
+    """What to bring, on which terms, and where to."""
+
+    region: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        description="The region's id, from its registration."
+    )
+    targets: dict[str, TargetBody] = Field(
+        min_length=1, max_length=64, description="By component, where its pages go; of others nothing is copied."
+    )
+    min_pages: MinPages = None
+    priority: Priority = 0
+    deadline_ms: DeadlineMs = None
+
+
 class LeaseBody(TenantBody):
     """Which resident prefix to lease, and for how long."""
 
@@ -241,6 +272,7 @@ class WriteBody(_Body):
 
 #: Every shape that some body or payload has.
 BODIES: tuple[type[BaseModel], ...] = (
+    FillBody,
     HashBody,
     HintsBody,
     LeaseBody,

@@ -1,5 +1,6 @@
 """What answers say of jobs, leases, models and the pool, in the contract's words."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from forestage.core.plan import Plan
 from forestage.core.write import Write
 
 __all__ = [
+    "describe_fill",
     "describe_job",
     "describe_lease",
     "describe_lookup",
@@ -55,6 +57,14 @@ def describe_job(job: Job, remaining_ms: int, timing_ms: dict[str, float]) -> di
         "shortfall": {reason.value: pages for reason, pages in job.shortfall.items()},
         "timing_ms": {name: round(ms, 3) for name, ms in timing_ms.items()},
     }
+
+
+def describe_fill(job: Job, filled: Mapping[str, range], timing_ms: dict[str, float]) -> dict[str, Any]:
+    """Describe a job that is over, and what of its pages was copied; no slots, since nobody holds them any more."""
+    described = describe_job(job, 0, timing_ms)
+    for name in ("request_id", "state"):
+        del described[name]
+    return {**described, "filled": {name: {"first": p.start, "pages": len(p)} for name, p in filled.items()}}
 
 
 def describe_lookup(layout: ModelLayout, plan: Plan, boundaries: list[int]) -> dict[str, Any]:

@@ -45,6 +45,9 @@ PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "message-id-conflict": ProblemType(409, "the `message_id` belongs to an earlier envelope of other content"),
     "lease-gone": ProblemType(410, "the lease has expired, was released, or never existed"),
     "write-gone": ProblemType(410, "the write expired before it was committed"),
+    "region-gone": ProblemType(
+        410, "the region was never registered, its connection has ended, or it cannot be written to"
+    ),
     "too-large": ProblemType(413, "more than `server.max_body_bytes` or `prefetch.max_pages`"),
     "unsupported-media-type": ProblemType(415, "neither JSON nor MessagePack"),
     "invalid-request": ProblemType(422, "a wrong shape or value, or an unknown field"),

@@ -206,6 +206,7 @@ def build_router(context: Context) -> APIRouter:
             "instance": context.pool.instance,
             "generation": context.pool.generation,
             "models": list(service.engine.pools),
+            "regions_uds": config.server.regions_uds,
         }
         return answer(request, info)
 

@@ -41,12 +41,20 @@ class ServerConfig(Section):
     host: Host = "127.0.0.1"
     port: int = Field(default=8470, ge=0, le=65535)  # 0: the system picks one
     uds: SocketPath = ""  # empty: TCP only
+    regions_uds: SocketPath = ""  # empty: no memory of other processes is filled
     token_file: Text = ""  # empty: anybody who reaches the port may call
     max_body_bytes: Bytes = 8 << 20
     max_connections: int = Field(default=1024, ge=1, le=65535)
     max_tenant_requests: int = Field(default=512, ge=1, le=65535)  # at once, by tokens of one tenant
     request_timeout_ms: Timeout = 30_000
     page: bool = True
+
+    @field_validator("regions_uds")
+    @classmethod
+    def _apart_from_the_api(cls, value: str, info: ValidationInfo) -> str:
+        if value and value == info.data.get("uds"):
+            raise ValueError("must be another path than server.uds")
+        return value
 
 
 class PoolConfig(Section):

@@ -19,8 +19,10 @@ from forestage.core.tenants import DEFAULT_TENANT
 from forestage.core.write import Write
 from forestage.core.write_parts import Share
 from forestage.prefetch.feed import ResidencyFeed
+from forestage.prefetch.fills import Fills
 from forestage.prefetch.page_keys import PageKeys
 from forestage.prefetch.reads import Reads, SlotMemory
+from forestage.prefetch.regions import Regions
 from forestage.prefetch.write_behind import WriteBehind
 from forestage.storage.base import Presence, Probe, Storage
 
@@ -77,6 +79,8 @@ class PrefetchService:
         self.residency = residency or ResidencyFeed(Residency(engine.pools))
         self._reads = Reads(engine, memory, region_of, storage, clock, self._progress)
         self._writes = WriteBehind(engine, memory, region_of, storage, clock, self._progress, attempt_s=write_attempt_s)
+        self.fills = Fills(memory, region_of, self._fill_ended)
+        self.regions = Regions(self.fills.wake)
         self._probing: dict[Job, asyncio.Task[None]] = {}
         self._waiting: dict[Job, asyncio.Event] = {}
         self._writers: dict[Write, asyncio.Event] = {}
@@ -96,6 +100,7 @@ class PrefetchService:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 try:
+                    self.regions.serve(self._tasks)
                     started.set()
                     for companion in self._companions:
                         self._tasks.create_task(companion())
@@ -103,6 +108,8 @@ class PrefetchService:
                     await self._closing.wait()
                 finally:
                     self._closing.set()  # before the group cancels its tasks: none may be started by their ends
+                    self.fills.close()
+                    self.regions.close()
                 for task in self._probing.values():
                     task.cancel()
         finally:
@@ -127,7 +134,7 @@ class PrefetchService:
         self._progress()
         try:
             async with asyncio.timeout(grace_s):
-                while self.engine.live or self._reads.in_flight or self._has_writes():
+                while self.engine.live or self._reads.in_flight or self.fills.in_flight or self._has_writes():
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
@@ -340,7 +347,11 @@ class PrefetchService:
             if waiting is not None:
                 waiting.set()
         self.residency.wake()
+        self.fills.wake()
         self._arm_timer()
+        self._idle.set()
+
+    def _fill_ended(self) -> None:
         self._idle.set()
 
     def _announce(self, job: Job) -> None:

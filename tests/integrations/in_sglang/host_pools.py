@@ -37,6 +37,7 @@ def make_kv_pool(layout: str, pages: int, allocator: Any = None) -> Any:
     if allocator is not None:
         memory = allocator.allocate(shape, torch.bfloat16, "cpu")
         buffer = memory.copy_(buffer)
+        pool.allocator = allocator  # as SGLang's constructor does
     fields = {"layout": layout, "page_size": _PAGE, "size": size, "page_num": pages, "layer_num": _LAYERS}
     shape_fields = {"head_num": _HEADS, "head_dim": _WIDTH, "dtype": torch.bfloat16, "kv_buffer": buffer}
     vars(pool).update(fields, **shape_fields, pin_memory=False, device="cpu", dcp_size=1)

@@ -20,6 +20,7 @@ _CONFIG = """
 [server]
 port = 0
 uds = "{home}/s"
+regions_uds = "{regions}"
 [pool]
 path = "{home}/pool"
 bytes = "32MiB"
@@ -55,13 +56,20 @@ def set_up(
     page_tokens: int = PAGE_TOKENS,
     ranks: int = 1,
     state_slots: int = 20,
+    fills: bool = False,
 ) -> Path:
-    """Make an empty SGLang directory below `home` and return a service's configuration for it."""
+    """Make an empty SGLang directory below `home` and return a service's configuration for it.
+
+    With `fills` the service takes memory to fill.
+    """
     (home / "l3").mkdir(exist_ok=True)
     text = _CONFIG + (_STATE if state_bytes else "")
     naming = "old" if VERSION == "0.5.13" else "new"
     sizes = {"kv_bytes": kv_bytes, "state_bytes": state_bytes, "state_slots": state_slots, "page_tokens": page_tokens}
-    (home / "forestage.toml").write_text(text.format(home=home, model=MODEL, naming=naming, ranks=ranks, **sizes))
+    regions = f"{home}/r" if fills else ""
+    (home / "forestage.toml").write_text(
+        text.format(home=home, regions=regions, model=MODEL, naming=naming, ranks=ranks, **sizes)
+    )
     return home / "forestage.toml"
 
 
