@@ -241,10 +241,10 @@ def test_measuring_says_what_a_prefetch_then_gets_and_changes_nothing() -> None:
     driver = EngineDriver(kv_model(windows=[2]), [8, 4])
     driver.store(keys, [(1, [3, 4, 7, 8, 11, 12])])
     driver.release(driver.prefetch(keys[:4]))
-    order = list(driver.pool.index[0]._evictable)
+    order = list(driver.pool.index[0]._orders.slots(0))
     masks = [bytearray((c, key) in driver.stored for key in keys) for c in range(2)]
     plan = driver.engine.measure("m", keys, 0, masks)
     assert (plan.host, plan.stored, plan.restorable, plan.granted, plan.usable) == (4, 12, 12, 8, 4)
-    assert list(driver.pool.index[0]._evictable) == order
+    assert list(driver.pool.index[0]._orders.slots(0)) == order
     job = driver.prefetch(keys)
     assert (job.host, job.stored, job.restorable, job.granted) == (4, 12, 12, 8)

@@ -37,7 +37,8 @@ def test_the_hit_rate_under_a_flood_is_that_of_a_pool_of_its_own(keeps_leases: b
     unprotected = hit_rate(500, 10, flood, 0, requests=80, seed=seed)
     protected = hit_rate(500, 10, flood, 0.3, requests=80, seed=seed)
     assert alone > 0.5
-    assert unprotected < alone / 2
+    # Pages that come back outlive a flood of new ones by themselves, but not one that holds what it brings.
+    assert unprotected < (alone / 2 if keeps_leases else protected)
     assert protected >= alone
 
 

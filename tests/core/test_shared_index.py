@@ -230,7 +230,9 @@ class SharedIndexMachine(RuleBasedStateMachine):
         index = self.index
         index.check_integrity()
         index.check_holds(self.held)
-        assert [list(order) for order in index._idle] == [list(order) for order in self.idle]
+        assert [list(index._orders.slots(account)) for account in range(len(self.minimum))] == [
+            list(order) for order in self.idle
+        ]
         assert index.charged == [self._used(number) for number in range(len(self.minimum))]
         assert (index.evictable, index.held) == (sum(map(len, self.idle)), len(self.held))
         assert index.evictable == sum(map(len, self.idle))

@@ -76,7 +76,7 @@ def components(draw: st.DrawFn) -> list[Component]:
 
 def _orders(index: PageIndex) -> list[list[int]]:
     """The orders of eviction, that of demoted pages last."""
-    return [list(order) for order in (index._idle if isinstance(index, SharedIndex) else [index._evictable])]
+    return [list(index._orders.slots(account)) for account in range(len(index._reuse))]
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -37,10 +37,13 @@ def hold(pool: ModelPool, job: Job, c: int, pages: Iterable[int]) -> None:
 def hold_slots(pool: ModelPool, job: Job, c: int, pages: Sequence[int], slots: Sequence[int]) -> None:
     """Hold resident pages of which it is known where they are, and that the job does not hold."""
     index, arrived = pool.index[c], job.arrived_pages[c]
-    # A page that this very job brought is not "used" because the job looks at it again.
-    both = zip(pages, slots, strict=True)
-    index.mark_used([slot for page, slot in both if page not in arrived] if arrived else slots)
-    index.hold(slots, job.tenant)
+    # A page that this very job brought is neither "used" nor wanted again because the job looks at it again.
+    found = slots
+    if arrived:
+        found = [slot for page, slot in zip(pages, slots, strict=True) if page not in arrived]
+        index.hold([slot for page, slot in zip(pages, slots, strict=True) if page in arrived], job.tenant)
+    index.mark_used(found)
+    index.hold(found, job.tenant, again=True)
     job.holds[c].update(zip(pages, slots, strict=True))
 
 

@@ -2,26 +2,42 @@
 
 Law: `find(key)` and `key_of(slot)` are inverse; a slot is evictable exactly if it is resident and nobody holds it.
 
-Order of eviction: least recently used chain first, and within a chain the deepest page first. Holding takes a page out
-of the order; releasing puts it at its young end. A prefix is released from its deepest page to its first, so an
-ancestor is always younger than its descendants and no eviction leaves a page that nothing leads to.
+Order of eviction: by what a page has shown to be worth (core.eviction), then least recently used chain first, and within
+a chain the deepest page first. Holding takes a page out of the order; releasing puts it back. A prefix is released from
+its deepest page to its first, so an ancestor always goes after its descendants and no eviction leaves a page that
+nothing leads to.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from forestage.core.eviction import AGAIN, LINES, NEW, PASSING, SEEN, UNDECIDED, WANTED, EvictionOrders
+from forestage.core.reuse import ReuseDistances, SeenPages
+
 __all__ = ["PageIndex"]
+
+#: While the pool is too small for what comes back, one new page in so many is kept all the same: what is wanted again
+#: much later than others is found by that alone.
+_KEPT_OF_NEW = 20
 
 
 class PageIndex:
     """Resident pages with hold counts. Single operations are O(1), whatever is resident or held."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, accounts: int = 1) -> None:
+        self._capacity = capacity
         self._slot_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * capacity
         self._holds = [0] * capacity
-        self._evictable: OrderedDict[int, None] = OrderedDict()
         self._fresh = bytearray(capacity)  # read from L3 and not used since
+        self._orders = EvictionOrders(capacity, accounts)
+        self._rank = self._orders.rank
+        self._wanted = bytearray(capacity)
+        self._wanted_keys: set[bytes] = set()
+        self._account = bytearray(capacity)
+        self._sampled = bytearray(capacity)  # its way back is looked at
+        seen = SeenPages(capacity)
+        self._reuse = [ReuseDistances(seen, account) for account in range(accounts)]
+        self._allowance = [0.0] * accounts  # new pages that may still be kept
         self.evicted = 0
         self.used = 0
         self.unused = 0
@@ -32,7 +48,7 @@ class PageIndex:
     @property
     def evictable(self) -> int:
         """Resident pages that nobody holds."""
-        return len(self._evictable)
+        return sum(self._orders.lengths)
 
     @property
     def held(self) -> int:
@@ -88,27 +104,118 @@ class PageIndex:
         self._key_of[slot] = key
         self._holds[slot] = holds
         self._fresh[slot] = fresh
-        if not holds:
-            self._order_of(slot)[slot] = None
+        self._wanted[slot] = key in self._wanted_keys
+        if holds:
+            account = self._account[slot]
+            known = self._reuse[account].bring(key, self._size_of(account))
+            self._sampled[slot] = known is not None
+            self._rank[slot] = SEEN if known else UNDECIDED
+        else:
+            self._rank[slot] = NEW
+            self._orders.add(slot, self._line_of(slot))
 
-    def hold(self, slots: Iterable[int], tenant: int = 0) -> None:
-        """Keep resident pages from eviction until they are released as often as held."""
-        holds, evictable = self._holds, self._evictable
+    def _line_of(self, slot: int) -> int:
+        """Return the line in which an idle page stands, or belongs."""
+        return LINES * self._account[slot] + (WANTED if self._wanted[slot] else self._rank[slot])
+
+    def hold(self, slots: Iterable[int], tenant: int = 0, *, again: bool = False) -> None:
+        """Keep resident pages from eviction until they are released as often as held.
+
+        `again` says that somebody wants them anew: those that nobody holds rank higher from now on.
+        """
+        holds, ranks, wanted = self._holds, self._rank, self._wanted
+        older, younger, lengths = self._orders.older, self._orders.younger, self._orders.lengths
         for slot in slots:
             if not holds[slot]:
-                del evictable[slot]
+                rank = ranks[slot]
+                # As EvictionOrders.remove does, for one account and without a call for each page.
+                before, behind = older[slot], younger[slot]
+                younger[before], older[behind] = behind, before
+                lengths[WANTED if wanted[slot] else rank] -= 1
+                if rank != AGAIN:
+                    if again:
+                        ranks[slot] = AGAIN
+                        if self._sampled[slot]:
+                            self._note_return(slot)
+                    elif rank == PASSING:
+                        ranks[slot] = NEW  # it does not pass any more
             holds[slot] += 1
+
+    def _note_return(self, slot: int) -> None:
+        """A page whose way back is looked at is wanted again, from the pool."""
+        self._sampled[slot] = 0
+        key, account = self._key_of[slot], self._account[slot]
+        assert key is not None
+        self._reuse[account].want_again(key, self._size_of(account))
 
     def release(self, slots: Iterable[int]) -> None:
         """Undo one hold each. Pass deeper pages first: the last one released is the last to be evicted."""
-        holds, evictable = self._holds, self._evictable
+        slots = tuple(slots)
+        holds, ranks, orders = self._holds, self._rank, self._orders
+        older, younger = orders.older, orders.younger
+        plain = len(self._reuse) == 1 and not self._wanted_keys
+        decided: int | None = None
+        rank = PASSING
+        line = last = -1
+        length = 0
+        lines = set()
         for slot in slots:
             count = holds[slot]
             if count <= 0:
                 raise RuntimeError(f"slot {slot} released without a hold")
             holds[slot] = count - 1
+            own = ranks[slot]
+            if own != rank:
+                if own >= UNDECIDED:
+                    if decided is None:
+                        decided = self._decide(slots)
+                    own = decided
+                rank = max(own, rank)
+                ranks[slot] = rank
             if count == 1:
-                evictable[slot] = None
+                its_line = rank if plain else self._line_of(slot)
+                if its_line != line:
+                    orders.end_run(line, last, length)
+                    line, length = its_line, 0
+                    last = orders.last(line)
+                    lines.add(line)
+                # They are linked one by one, and the last one to the end of the line in `end_run`.
+                younger[last] = slot
+                older[slot] = last
+                last = slot
+                length += 1
+        orders.end_run(line, last, length)
+        for account in {line // LINES for line in lines}:
+            orders.trim(account, self._size_of(account))
+
+    def _decide(self, slots: Sequence[int]) -> int:
+        """Rank new pages that are released together: as kept, unless there are too many such and none is known."""
+        account = self._account[slots[0]]
+        ranks = [self._rank[slot] for slot in slots]
+        if SEEN in ranks or not self._reuse[account].selective:
+            return NEW
+        pages = ranks.count(UNDECIDED)
+        self._allowance[account] += pages / _KEPT_OF_NEW
+        if self._allowance[account] <= 0:
+            return PASSING
+        self._allowance[account] -= pages
+        return NEW
+
+    def _size_of(self, account: int) -> int:
+        """Return how many slots the pages of an account compete for."""
+        return self._capacity
+
+    def set_wanted(self, keys: Iterable[bytes], wanted: bool) -> None:
+        """Evict pages last from now on, resident ones and such as come, or no more. Pass deeper pages first."""
+        for key in keys:
+            (self._wanted_keys.add if wanted else self._wanted_keys.discard)(key)
+            slot = self._slot_of.get(key, -1)
+            if slot < 0:
+                continue
+            line, self._wanted[slot] = self._line_of(slot), wanted
+            if not self._holds[slot]:
+                self._orders.remove(slot, line)
+                self._orders.add(slot, self._line_of(slot))
 
     def mark_used(self, slots: Iterable[int]) -> None:
         """Count pages that a prefetch brought and somebody wanted again or consumed, once each."""
@@ -121,30 +228,24 @@ class PageIndex:
     def demote(self, slots: Iterable[int]) -> None:
         """Let resident pages that nobody holds go first from now on. Pass deeper pages last: they go before others."""
         for slot in slots:
-            self._evictable.move_to_end(slot, last=False)
+            self._orders.remove(slot, self._line_of(slot))
+            self._rank[slot] = PASSING
+            self._orders.add_first(slot, self._line_of(slot))
 
     def evict(self, count: int) -> list[int]:
         """Drop the pages that go first and return their slots; there must be as many that can go."""
-        popitem, slot_of, key_of, fresh = self._evictable.popitem, self._slot_of, self._key_of, self._fresh
         evicted = []
         for _ in range(count):
-            slot, _ = popitem(last=False)
-            del slot_of[key_of[slot]]  # type: ignore[arg-type]  # a resident slot has a key
-            key_of[slot] = None
-            self.unused += fresh[slot]
-            fresh[slot] = 0
+            slot = self._orders.pop(0)
+            self._forget(slot)
             evicted.append(slot)
         self.evicted += count
         return evicted
 
     def drop(self, slot: int) -> None:
         """Drop a resident page that nobody holds."""
-        del self._order_of(slot)[slot]
+        self._orders.remove(slot, self._line_of(slot))
         self._forget(slot)
-
-    def _order_of(self, slot: int) -> OrderedDict[int, None]:
-        """Return the order of eviction in which a resident page stands while nobody holds it."""
-        return self._evictable
 
     def _forget(self, slot: int) -> None:
         key = self._key_of[slot]
@@ -152,7 +253,7 @@ class PageIndex:
         del self._slot_of[key]
         self._key_of[slot] = None
         self.unused += self._fresh[slot]
-        self._fresh[slot] = 0
+        self._fresh[slot] = self._wanted[slot] = self._rank[slot] = self._sampled[slot] = 0
 
     def check_holds(self, expected: Mapping[int, int]) -> None:
         """Compare hold counts with those of the known holders, by slot; raise if they differ."""
@@ -168,13 +269,19 @@ class PageIndex:
         named = sum(key is not None for key in self._key_of)
         if named != len(self._slot_of):
             raise RuntimeError(f"{named} slots name a key, {len(self._slot_of)} keys name a slot")
+        self._orders.check_integrity()
+        line_of = {slot: line for line in range(len(self._orders.lengths)) for slot in self._orders.line(line)}
         num_idle = 0
         for slot, named_key in enumerate(self._key_of):
             idle = named_key is not None and self._holds[slot] == 0
-            if named_key is not None and idle != (slot in self._order_of(slot)):
+            if named_key is not None and idle != (line_of.get(slot) == self._line_of(slot)):
                 raise RuntimeError(f"slot {slot}: holds {self._holds[slot]}, evictable {not idle}")
             num_idle += idle
-            if named_key is None and (self._holds[slot] or self._fresh[slot]):
-                raise RuntimeError(f"slot {slot} is held or fresh without a page")
+            if named_key is None and (self._holds[slot] or self._fresh[slot] or self._wanted[slot]):
+                raise RuntimeError(f"slot {slot} is held, fresh or wanted without a page")
+            if self._wanted[slot] != (named_key in self._wanted_keys):
+                raise RuntimeError(f"slot {slot} is marked {self._wanted[slot]} as wanted")
+            if idle and self._rank[slot] > AGAIN:
+                raise RuntimeError(f"slot {slot} is idle without a rank")
         if num_idle != self.evictable:
             raise RuntimeError(f"{self.evictable} evictable slots, recounted {num_idle}")

@@ -94,7 +94,7 @@ class Leases:
         slots = []
         for index, pages in zip(pool.index, prefix.ranges(length), strict=True):
             slots.append(tuple(index.slots_of(keys[pages.start : pages.stop])))
-            index.hold(slots[-1], tenant)
+            index.hold(slots[-1], tenant, again=True)
         lease = self.take_over(model, device_pages, length, tuple(slots), lease_s, now, tenant)
         self._mark_used(lease)
         return lengths, lease

@@ -1,6 +1,6 @@
 """The resident pages of one component that tenants share: on whose account each slot is, and whose page goes first.
 
-Law: every slot that a load or a page has is on one account, and `charged[t]` counts those of tenant t; a tenant's
+Law: every slot that a load or a page has is on one account, and `charged[t]` counts those of tenant t; an account's
 order of eviction holds exactly its resident pages that nobody holds. `pinned(t)` is what is on an account and not in
 its order. The sum over tenants of max(pinned, minimum) never exceeds the capacity, so that whatever the others have
 taken, a tenant that wants to come up to its minimum finds slots that can be evicted.
@@ -9,13 +9,14 @@ A page is on the account of who brought it. Taking hold of it while nobody else 
 its owner would fall below the minimum by that. Two accounts are no tenant's and have no minimum: what was in the pool
 at the start is on one, demoted pages, which go before all others, on the other.
 
-Within one account an ancestor is younger than its descendants; across accounts it may go first, and what it led to
-then goes by age.
+Within one account an ancestor goes after its descendants; across accounts it may go first, and what it led to then goes
+by its own rank and age. What is worth keeping each account learns from its own pages alone, so that a flood of another
+tenant teaches it nothing.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from forestage.core.eviction import AGAIN, NEW, PASSING
 from forestage.core.index import PageIndex
 from forestage.core.tenants import TenantShare
 
@@ -31,8 +32,7 @@ class SharedIndex(PageIndex):
     """
 
     def __init__(self, capacity: int, shares: Sequence[TenantShare], pinnable: int | None = None) -> None:
-        super().__init__(capacity)
-        self._capacity = capacity
+        super().__init__(capacity, len(shares) + 2)
         self._pinnable = capacity if pinnable is None else pinnable
         self._pinned_minimum = [*(share.minimum(self._pinnable) for share in shares), 0, 0]
         # Two accounts that are no tenant's: of what was there at the start, and of demoted pages.
@@ -42,22 +42,17 @@ class SharedIndex(PageIndex):
         self._inherited = len(shares)
         self._demoted = len(shares) + 1
         self._account = bytearray([_NO_ACCOUNT]) * capacity
-        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in self.minimum]
-
-    @property
-    def evictable(self) -> int:
-        return sum(map(len, self._idle))
 
     def pinned(self, tenant: int) -> int:
         """Slots on an account that cannot be evicted now: on their way, or held."""
-        return self.charged[tenant] - len(self._idle[tenant])
+        return self.charged[tenant] - self._orders.count(tenant)
 
     def room(self, tenant: int, free: int, kept: int = 0) -> int:
         """Slots that a tenant may reserve or hold now, of those that are `free` or evictable.
 
         Within its maximum, and so that all others could still come up to their minima, with `kept` slots left beside.
         """
-        pinned = list(map(int.__sub__, self.charged, map(len, self._idle)))
+        pinned = list(map(int.__sub__, self.charged, self._idle_pages()))
         own, pinned[tenant] = pinned[tenant], 0
         room = free + sum(self.charged) - own
         room += self.minimum[tenant] - sum(map(max, pinned, self.minimum))
@@ -66,9 +61,12 @@ class SharedIndex(PageIndex):
             room = min(room, self._pinnable - own - promised)
         return min(room - kept, self.maximum[tenant] - own)
 
+    def _idle_pages(self) -> list[int]:
+        return list(map(self._orders.count, range(len(self.charged))))
+
     def above_maximum(self, tenant: int) -> bool:
         """Say whether a tenant has more than it may, and a page of its own to lose."""
-        return self.charged[tenant] > self.maximum[tenant] and len(self._idle[tenant]) > 0
+        return self.charged[tenant] > self.maximum[tenant] and self._orders.count(tenant) > 0
 
     def charge(self, slot: int, tenant: int) -> None:
         """A slot was taken for a page that a tenant wants."""
@@ -87,43 +85,41 @@ class SharedIndex(PageIndex):
             self.charge(slot, self._inherited)  # nobody asked for it here
         super().insert(slot, key, holds, fresh=fresh)
 
-    def hold(self, slots: Iterable[int], tenant: int = 0) -> None:
-        holds, idle, account, charged, minimum = self._holds, self._idle, self._account, self.charged, self.minimum
+    def hold(self, slots: Iterable[int], tenant: int = 0, *, again: bool = False) -> None:
+        holds, charged = self._holds, self.charged
         for slot in slots:
             if not holds[slot]:
-                owner = account[slot]
-                del idle[owner][slot]
-                if owner != tenant and charged[owner] > minimum[owner]:
+                owner = self._account[slot]
+                self._orders.remove(slot, self._line_of(slot))
+                if owner != tenant and charged[owner] > self.minimum[owner]:
                     charged[owner] -= 1
                     charged[tenant] += 1
-                    account[slot] = tenant
+                    self._account[slot] = tenant
+                if again:
+                    self._rank[slot] = AGAIN
+                    if self._sampled[slot]:
+                        self._note_return(slot)
+                elif self._rank[slot] == PASSING:
+                    self._rank[slot] = NEW
             holds[slot] += 1
 
-    def release(self, slots: Iterable[int]) -> None:
-        holds, idle, account = self._holds, self._idle, self._account
-        for slot in slots:
-            count = holds[slot]
-            if count <= 0:
-                raise RuntimeError(f"slot {slot} released without a hold")
-            holds[slot] = count - 1
-            if count == 1:
-                idle[account[slot]][slot] = None
+    def _size_of(self, account: int) -> int:
+        return max(1, self.charged[account], self.minimum[account])
 
     def demote(self, slots: Iterable[int]) -> None:
-        idle, account = self._idle, self._account
         for slot in slots:
-            del idle[account[slot]][slot]
+            self._orders.remove(slot, self._line_of(slot))
             self.uncharge(slot)
             self.charge(slot, self._demoted)
-            idle[self._demoted][slot] = None
-            idle[self._demoted].move_to_end(slot, last=False)
+            self._rank[slot] = PASSING
+            self._orders.add_first(slot, self._line_of(slot))
 
     def evict(self, count: int) -> list[int]:
         return [self.evict_for(0) for _ in range(count)]
 
     def evict_for(self, tenant: int) -> int:
         """Drop the page that goes first when `tenant` wants a slot, and return its slot; there must be one."""
-        slot, _ = self._idle[self._victim(tenant)].popitem(last=False)
+        slot = self._orders.pop(self._victim(tenant))
         self.evicted += 1
         self._forget(slot)
         return slot
@@ -134,7 +130,7 @@ class SharedIndex(PageIndex):
         In this order: its own when it is at its maximum; a demoted one; one of who is above a maximum; one of who is
         most above its minimum, itself among equals; and, when all others are at most at theirs, its own.
         """
-        idle, charged = self._idle, self.charged
+        idle, charged = self._idle_pages(), self.charged
         if charged[tenant] >= self.maximum[tenant] and idle[tenant]:
             return tenant
         if idle[self._demoted]:
@@ -148,9 +144,6 @@ class SharedIndex(PageIndex):
                 if over > max(most, 0):
                     victim, most = other, over
         return victim
-
-    def _order_of(self, slot: int) -> OrderedDict[int, None]:
-        return self._idle[self._account[slot]]
 
     def _forget(self, slot: int) -> None:
         super()._forget(slot)

@@ -1,0 +1,111 @@
+"""How long pages stay away before they are wanted again, and whether a pool should keep new ones for that.
+
+Law: a page that is brought stands in the memory at most once, with the number that the clock of its account had then;
+it leaves by being wanted again, by being brought again, or by another page that falls on its place. Distances are in
+pages brought on one account; those beyond `REACH` times its size count as never.
+
+Of all keys one in `SAMPLE` is looked at, by its checksum, so 8 bytes a slot remember eight times what the pool holds.
+"""
+
+from array import array
+from zlib import crc32
+
+__all__ = ["REACH", "SAMPLE", "ReuseDistances", "SeenPages"]
+
+#: A page that was brought longer ago than this many pools of pages counts as new.
+REACH = 8
+SAMPLE = 8
+
+_CLOCK = 0xFFFFFFFF
+_FADE = 0.98  # at each look, every half a pool: what was 17 pools ago counts half
+
+
+class SeenPages:
+    """A memory of sampled keys with room for `capacity` of them; later ones take the places of earlier ones."""
+
+    def __init__(self, capacity: int) -> None:
+        places = 1 << max(6, (capacity - 1).bit_length())
+        self.mask = places - 1
+        self.keys = array("I", bytes(4 * places))  # checksums; 0 is nobody
+        self.times = array("I", bytes(4 * places))
+
+
+class ReuseDistances:
+    """What one account's pages teach: how many are wanted again within how many pages brought since.
+
+    Keeping every new page for one turn of the pool gives hits(size) hits in `size` pages brought. Keeping one of n for n
+    turns gives hits(n * size) / n. Where that is more, the pool is too small for what comes back, and new pages should
+    make room for those that were seen before: then `selective` is true.
+    """
+
+    def __init__(self, seen: SeenPages, account: int = 0) -> None:
+        self._seen = seen
+        self._account = account
+        self._clock = 0
+        self._next_look = 0
+        self._hits = [0.0] * 128
+        self.selective = False
+
+    def bring(self, key: bytes, size: int) -> bool | None:
+        """Count a page that was brought to an account of `size` slots.
+
+        Returns whether it is known to have been brought before; None if it is none of those that are looked at, and
+        then `want_again` need not be called for it.
+        """
+        self._clock += 1
+        if self._clock >= self._next_look:
+            self._look(size)
+        checksum = crc32(key, self._account)
+        if checksum % SAMPLE:
+            return None
+        known = self._take_out(checksum, size)
+        place = checksum // SAMPLE & self._seen.mask
+        self._seen.keys[place] = checksum
+        self._seen.times[place] = self._clock & _CLOCK
+        return known
+
+    def want_again(self, key: bytes, size: int) -> None:
+        """Count the first time that a page is wanted after it was brought, from the pool."""
+        self._take_out(crc32(key, self._account), size)
+
+    def _take_out(self, checksum: int, size: int) -> bool:
+        seen, place = self._seen, checksum // SAMPLE & self._seen.mask
+        if seen.keys[place] != checksum or not checksum:
+            return False
+        seen.keys[place] = 0
+        distance = self._clock - seen.times[place] & _CLOCK
+        if distance > REACH * size:
+            return False
+        self._hits[_bucket(distance)] += 1
+        return True
+
+    def _look(self, size: int) -> None:
+        """Choose between keeping all new pages and some; the first half pool is too early for that."""
+        self._next_look = self._clock + max(16, size // 2)
+        hits = best = 0.0
+        best_reach = size
+        for bucket, count in enumerate(self._hits):
+            hits += count
+            reach = _end(bucket)
+            if reach > REACH * size:
+                break
+            if count and hits > best * max(reach, size):
+                best, best_reach = hits / max(reach, size), max(reach, size)
+            self._hits[bucket] = count * _FADE
+        self.selective = best_reach > 1.42 * size  # less than half an octave says nothing
+
+
+def _bucket(distance: int) -> int:
+    """Return which quarter of an octave a distance is in."""
+    if distance < 4:
+        return distance
+    octave = distance.bit_length() - 3
+    return 4 * octave + (distance >> octave)
+
+
+def _end(bucket: int) -> int:
+    """Return the first distance behind a bucket."""
+    if bucket < 4:
+        return bucket + 1
+    octave = bucket // 4 - 1
+    return (bucket % 4 + 5) << octave
