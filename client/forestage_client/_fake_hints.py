@@ -12,7 +12,7 @@ from forestage_client._errors import BadRequest, Conflict, ForestageError, NotFo
 
 __all__ = ["FakeHints"]
 
-_ACTIONS = ("prefetch", "pin", "retain", "release", "demote")
+_ACTIONS = ("prefetch", "pin", "retain", "expect", "release", "demote")
 _CLIPPING = ("no_boundary", "host_capacity", "finished", "cancelled")
 
 #: Answers a method, a path and a body, as the service does.
@@ -24,6 +24,7 @@ class FakeHints:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+        self._expected: set[str] = set()
         self._done: dict[str, tuple[str, list[dict[str, Any]]]] = {}
 
     def take(self, body: Mapping[str, Any]) -> dict[str, object]:
@@ -66,18 +67,38 @@ class FakeHints:
             pin = self._ask("POST", ("v1", "pins"), payload)
             kept = {"pin_id": pin["id"], "expires_in_ms": pin["expires_in_ms"]} if "id" in pin else {}
             return {**_verdict_of_pin(pin["pages"]), **kept, "pages": pin["pages"], **_keys(pin)}
+        if kind == "expect":
+            return self._expect(payload)
         if kind == "demote":
             counts = self._ask("POST", ("v1", "evict"), payload)
             demoted, kept = counts["evicted"], counts["kept"]
             outcome = ("clipped", "held") if kept else ("accepted", None) if demoted else ("missing", "not_resident")
             return {**_verdict(*outcome), "demoted": demoted, "kept": kept, **_keys(counts)}
-        if not payload or set(payload) - {"pin_id", "request_id"}:
-            raise BadRequest("pin_id, request_id: one of them is needed")
-        known = [
+        if not payload or set(payload) - {"pin_id", "request_id", "expect_id"}:
+            raise BadRequest("pin_id, request_id, expect_id: one of them is needed")
+        expected = payload.pop("expect_id", None)
+        known = [] if expected is None else [expected in self._expected]
+        self._expected.discard(expected)
+        known += [
             self._ask("DELETE", ("v1", "pins" if name == "pin_id" else "prefetch", value), {})["known"]
             for name, value in payload.items()
         ]
         return _verdict("accepted") if all(known) else _verdict("missing", "unknown")
+
+    def _expect(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer as the service would; nothing is evicted here before its time, and no prefetch ends it."""
+        asked = {name: value for name, value in payload.items() if name != "ttl_ms"}
+        if not isinstance(payload.get("ttl_ms"), int):
+            raise BadRequest("ttl_ms: Field required")
+        found = self._ask("POST", ("v1", "lookup"), asked)
+        first = payload.get("device_pages", 0)
+        marked, wanted = found["pages"]["host"] - first, found["pages"]["requested"] - first
+        if wanted <= 0:
+            return {**_verdict("accepted"), "marked": 0, **_keys(found)}
+        name = hashlib.sha256(f"expect {len(self._expected)} {found['pages']}".encode()).hexdigest()[:32]
+        self._expected.add(name)
+        verdict = _verdict("accepted") if marked >= wanted else _verdict("missing", "not_resident")
+        return {**verdict, "expect_id": name, "expires_in_ms": payload["ttl_ms"], "marked": marked, **_keys(found)}
 
     def _now(self, action: dict[str, Any]) -> dict[str, Any]:
         if "outcome" in action:

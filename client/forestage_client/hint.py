@@ -10,7 +10,7 @@ __all__ = ["Hint"]
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """An action: "prefetch", "pin", "retain", "demote", with `model` and `keys`, or "release".
+    """An action: "prefetch", "pin", "retain", "expect", "demote", with `model` and `keys`, or "release".
 
     Args:
         action_type: what to do.

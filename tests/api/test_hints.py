@@ -73,6 +73,31 @@ async def test_every_action_in_full(wire: Wire) -> None:
     await service.idle()
 
 
+async def test_a_router_names_what_it_expects(wire: Wire) -> None:
+    service, keys = wire.service, make_keys(6)
+    service.store(keys[:4])
+    named: dict[str, Any] = {"model": "m", "keys": wire.keys(keys), "ttl_ms": 60_000}
+    answer = await _hint(wire, _action("prefetch", model="m", keys=wire.keys(keys[:4])), message_id="one")
+    (prefetch,) = answer.body["actions"]
+    assert prefetch["outcome"] == "accepted"
+    first, second = [(await _hint(wire, _action("expect", **named))).body["actions"][0] for _ in range(2)]
+    assert (first["outcome"], first["reason"], first["marked"]) == ("missing", "not_resident", 4)
+    assert 59_000 < first["expires_in_ms"] <= 60_000
+    whole = {**named, "keys": wire.keys(keys[:4])}
+    assert _verdicts(await _hint(wire, _action("expect", **whole))) == [("accepted", None)]
+    assert _verdicts(await _hint(wire, _action("expect", **whole, device_pages=4))) == [("accepted", None)]
+    assert (len(service.engine.expectations), service.engine.pools["m"].wants.marked) == (3, 4)
+    again = await service.client.prefetch("m", keys, wait_ms=5000)
+    assert again.pages.host == 4
+    assert {each.id for each in service.engine.expectations} == {second["expect_id"]}
+    release = _action("release", expect_id=second["expect_id"])
+    assert _verdicts(await _hint(wire, release)) == [("accepted", None)]
+    assert _verdicts(await _hint(wire, release)) == [("missing", "unknown")]
+    await service.client.cancel(again.request_id)
+    await service.client.cancel(prefetch["request_id"])
+    await service.idle()
+
+
 async def test_cuts_and_refusals(tmp_path: Path) -> None:
     async with live(tmp_path, hybrid(8, 4)) as service:
         wire = Wire(service, "json")

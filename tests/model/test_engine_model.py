@@ -38,7 +38,7 @@ DEVICE = st.sampled_from([*[0] * 12, 1, 2, 3, 5, 8, 12])
 LENGTH = st.sampled_from([0, 1, 2, 3, 5, 7, 9, *[MAX_PAGES] * 14])
 ASIDE = [
     *("wait", "wait", "wait until woken", "lease", "renew", "release", "measure", "measure without L3", "change"),
-    *("pin", "unpin", "demote"),
+    *("pin", "unpin", "demote", "expect", "expect no more"),
 ]
 TENANTS = ["default", "a", "b", "c"]
 SHARES: list[tuple[TenantShare, ...]] = [
@@ -402,6 +402,12 @@ class EngineMachine(RuleBasedStateMachine):
                 assert not pin.alive
         elif how == "demote":
             self._demote(self._keys(number, length), min(device, length))
+        elif how == "expect":
+            self._expect(self._keys(number, length), min(device, length), seconds, TENANTS[number % 4])
+        elif how == "expect no more":
+            for expected in list(self.engine.expectations)[:1]:
+                self.engine.expectations.drop(expected.id)
+                assert not expected.want.alive
         elif how == "change":
             self.driver.stored ^= {self.places[number % len(self.places)]}
         elif how in {"renew", "release"}:
@@ -448,7 +454,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert [log.visible for log in self.driver.logs] == visible
         for index, of in zip(pool.index, resident, strict=True):
             idle = [of[key] for key in keys[::-1] if key in of and not index.is_held(of[key])]
+            idle = [slot for slot in idle if not index._wanted[slot]]
             assert _orders(index)[-1][: len(idle)] == idle
+
+    def _expect(self, keys: list[bytes], device: int, seconds: float, tenant: str) -> None:
+        visible = [list(log.visible) for log in self.driver.logs]
+        expected = self.engine.expect(self.driver.layout.name, keys, device, seconds, self.driver.now, tenant)
+        assert (expected is None) == (device >= len(keys))
+        assert [log.visible for log in self.driver.logs] == visible
 
     def _renew_or_release(self, lease: Lease, seconds: float, release: bool) -> None:
         if release:

@@ -316,6 +316,8 @@ class EngineDriver:
         engine = self.engine
         assert (len(engine.live), len(engine.jobs), len(engine.leases), len(engine.pins)) == (0, 0, 0, 0)
         assert not list(engine.writes)
+        assert not list(engine.expectations)
+        assert not len(self.pool.wants)
         assert (engine.admission.promised, engine.admission.running, engine.admission.waiting) == (0, 0, 0)
         assert not self.in_flight
         assert not self.stalled

@@ -217,9 +217,10 @@ class PrefetchHint(TenantBody):
 
 
 class ReleaseHint(_Body):
-    """The payload of an action `release`: a pin, a prefetch, or both, that are not needed any more."""
+    """The payload of an action `release`: a pin, an expectation, a prefetch, one or more, not needed any more."""
 
     pin_id: HintName | None = Field(default=None, description="The pin to end.")
+    expect_id: HintName | None = Field(default=None, description="The expectation to end.")
     request_id: RequestId | None = Field(default=None, description="The prefetch to cancel and forget.")
 
 
@@ -227,7 +228,7 @@ class HintBody(_Body):
     """One action; what its payload must be goes by its type."""
 
     action_id: HintName = Field(description="A name for the action, once in an envelope.")
-    action_type: HintName = Field(description="`prefetch`, `pin`, `retain`, `release` or `demote`.")
+    action_type: HintName = Field(description="`prefetch`, `pin`, `retain`, `expect`, `release` or `demote`.")
     action_version: HintName = Field(description="`1`, or `1.` and a number.")
     payload: dict[str, Any] = Field(
         description="Of `prefetch` a PrefetchHint, of `pin` and `retain` a PinBody, of `release` a ReleaseHint, "

@@ -1,4 +1,4 @@
-"""The route that takes hints: a KvHintsEnvelope whose actions are prefetch, pin or retain, release and demote.
+"""The route that takes hints: a KvHintsEnvelope whose actions are prefetch, pin or retain, expect, release and demote.
 
 Every action is read before any is carried out, and then all are in one step, in their order. Law: an action is
 answered exactly once in each answer, whatever is wrong with it, and one that is wrong stops no other.
@@ -34,7 +34,7 @@ from forestage.api.reading import BODY_PROBLEMS
 from forestage.api.waiting import wait_for_jobs
 from forestage.core.errors import BadRequestError, ForestageError, StoppingError, TooLargeError
 from forestage.core.hint_memory import HintMemory
-from forestage.core.hints import HintOutcome, Verdict, judge_demotion, judge_job, judge_pin
+from forestage.core.hints import HintOutcome, Verdict, judge_demotion, judge_expectation, judge_job, judge_pin
 from forestage.core.job import Job, Lengths, PrefetchRequest
 from forestage.core.roles import Role
 
@@ -81,7 +81,7 @@ def build_hints(context: Context) -> APIRouter:
 
     @router.post(
         "/hints",
-        summary="Take an envelope of hints: prefetch, pin or retain, release, demote",
+        summary="Take an envelope of hints: prefetch, pin or retain, expect, release, demote",
         response_model=HintsAnswer,
         response_model_exclude_none=True,
         responses=problem_answers(*BODY_PROBLEMS, "message-id-conflict", "stopping"),
@@ -133,6 +133,7 @@ class _Reader:
             "prefetch": self._prefetch,
             "pin": self._pin,
             "retain": self._pin,
+            "expect": self._expect,
             "release": self._release,
             "demote": self._demote,
         }
@@ -215,17 +216,39 @@ class _Reader:
 
         return keep
 
+    async def _expect(self, action: HintBody, payload: dict[str, Any]) -> _Step:
+        service = self._context.service
+        keys = await self._keys(payload)
+        body = check(PinBody, payload, len(keys))
+        pool = service.engine.pool(body.model)
+        ttl_ms = min(body.ttl_ms, self._context.config.lease.max_pin_ms)
+        tenant = tenant_of(self._request, body)
+        shown = asked_keys(self._request, body, keys)
+
+        def expect() -> _Done:
+            expected = service.expect(body.model, keys, body.device_pages, ttl_ms, tenant)
+            if expected is None:
+                return _Done(action, Verdict(HintOutcome.ACCEPTED), further={"marked": 0, **shown})
+            verdict = judge_expectation(len(keys) - body.device_pages, expected.marked, pool.wants.room)
+            named = {"expect_id": expected.id, "expires_in_ms": ttl_ms, "marked": expected.marked}
+            return _Done(action, verdict, further={**named, **shown})
+
+        return expect
+
     async def _release(self, action: HintBody, payload: dict[str, Any]) -> _Step:
         service, tenant = self._context.service, bound_tenant(self._request)
         body = check(ReleaseHint, payload)
-        if body.pin_id is None and body.request_id is None:
-            raise BadRequestError("pin_id, request_id: one of them is needed")
+        if body.pin_id is None and body.request_id is None and body.expect_id is None:
+            raise BadRequestError("pin_id, request_id, expect_id: one of them is needed")
 
         def release() -> _Done:
             known = True
             if body.pin_id is not None:
                 known = service.knows_pin(body.pin_id, tenant)
                 service.unpin(body.pin_id, tenant)
+            if body.expect_id is not None:
+                known = known and service.expects(body.expect_id, tenant)
+                service.expect_no_more(body.expect_id, tenant)
             if body.request_id is not None:
                 job = service.engine.jobs.get(body.request_id)
                 known = known and job is not None and tenant in {None, job.request.tenant}

@@ -26,6 +26,11 @@ def check_integrity(engine: Engine) -> None:
                     held.update(write.held[c].values())
             index.check_holds(held)
     engine.writes.check_integrity()
+    engine.expectations.check_integrity()
+    waiting = sum(job.want is not None for job in engine.live)
+    wants = sum(len(pool.wants) for pool in engine.pools.values())
+    if wants != waiting + len(engine.expectations) or waiting != engine.admission.waiting:
+        raise RuntimeError(f"{wants} wants, of {waiting} queued jobs and {len(engine.expectations)} expectations")
     engine.admission.check_integrity()
     if engine.admission.running + engine.admission.waiting != len(engine.live):
         raise RuntimeError(f"{len(engine.live)} live jobs, admission knows {engine.admission.running} running ones")

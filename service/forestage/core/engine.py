@@ -17,6 +17,7 @@ from typing import cast
 
 from forestage.core.admission import Admission
 from forestage.core.errors import CapacityError, ConflictError, NotFoundError, StoppingError
+from forestage.core.expectations import Expectation, Expectations
 from forestage.core.holdings import (
     drop_behind,
     hold,
@@ -89,6 +90,7 @@ class Engine:
         self.leases = Leases(pools, settings.max_lease_s, self._timers, most=settings.max_leases)
         self.writes = Writes(pools, settings.writes, self._timers)
         self.pins = Leases(pools, settings.max_pin_s, self._timers, uses=False, most=settings.max_pins)
+        self.expectations = Expectations(pools, settings.max_pin_s, self._timers, most=settings.max_pins)
 
     @property
     def num_remembered(self) -> int:
@@ -134,6 +136,9 @@ class Engine:
             job.timers.append(self._timers.put(deadline - settle, partial(self._on_deadline_near, job)))
         if admitted:
             self._start(job, now, found)
+        else:
+            job.want = pool.wants.add(job.keys[request.device_pages :])
+        self.expectations.meet(request.model, request.keys)  # by now it is held, or wanted by the job
         self._admit(now)
         return job
 
@@ -205,6 +210,26 @@ class Engine:
         self.pool(model)
         self._refuse_if_stopping()
         return self.pins.take(model, keys, device_pages, ttl_s, now, self.tenants.number(tenant))
+
+    def expect(
+        self,
+        model: str,
+        keys: Sequence[bytes],
+        device_pages: int,
+        ttl_s: float,
+        now: float,
+        tenant: str = DEFAULT_TENANT,
+    ) -> Expectation | None:
+        """Evict the pages of a prefix last until a prefetch asks for all of it, at most for `ttl_s` seconds.
+
+        It need not be resident yet, and nothing is held. None if no page of it is left to expect. Raises NotFoundError,
+        StoppingError, and CapacityError if too much is expected already.
+        """
+        self.pool(model)
+        self._refuse_if_stopping()
+        if device_pages >= len(keys):
+            return None
+        return self.expectations.add(model, keys[device_pages:], ttl_s, now, self.tenants.number(tenant))
 
     def demote(self, model: str, keys: Sequence[bytes], device_pages: int) -> tuple[int, int]:
         """Let the resident pages of a prefix be evicted first; see ModelPool.demote."""
@@ -409,6 +434,7 @@ class Engine:
         job.enter(JobState.PROBING)
         job.timing.started = now
         self._hold_host(job, found)
+        self._stop_wanting(job)
         job.timeline.note(now, Event.ADMITTED, job.host)
         prefix = self._survey(job, found=found)
         if prefix.largest_boundary(job.host, resident=True) == job.requested:
@@ -416,6 +442,11 @@ class Engine:
         else:
             job.timeline.note(now, Event.PROBE, job.host)
             self.probes.append(job)
+
+    def _stop_wanting(self, job: Job) -> None:
+        if job.want is not None:
+            self.pools[job.layout.name].wants.remove(job.want)
+            job.want = None
 
     def _hold_host(self, job: Job, found: Found) -> None:
         pool, device_pages = self.pools[job.layout.name], job.request.device_pages
@@ -567,6 +598,7 @@ class Engine:
             seconds = job.request.lease_ms / 1e3
             job.lease = self.leases.take_over(job.layout.name, device_pages, job.ready, kept, seconds, now, job.tenant)
         self._queue.remove(job)
+        self._stop_wanting(job)
         self.admission.leave(job)
         self.live.discard(job)
         self.live_pages -= job.requested

@@ -11,11 +11,12 @@ to want it. Lines are evicted one after another, in each the page that was idle 
 A page's rank is at least that of any page that was released before it in the same call, deeper pages come first, and
 nobody holds a page without those before it: so an ancestor goes after its descendants.
 
-Line `number` is a ring through the place `capacity + number`: `younger[place]` is the page that goes first, `older[place]`
-the one that goes last. 16 bytes a slot, whatever stands where.
+Line `number` is a ring through the place `capacity + number`: `younger[place]` is the page that goes first,
+`older[place]` the one that goes last. 16 bytes a slot, whatever stands where.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 __all__ = ["AGAIN", "LINES", "NEW", "PASSING", "SEEN", "UNDECIDED", "WANTED", "EvictionOrders"]
 
@@ -28,7 +29,7 @@ _AGAIN_SHARE = 5
 
 
 class EvictionOrders:
-    """The orders of `accounts` accounts. Line `4 * account + rank` is the account's of that rank. All is O(1) a page."""
+    """The orders of some accounts; `4 * account + rank` is the line of a rank. Everything is O(1) a page."""
 
     __slots__ = ("_capacity", "lengths", "older", "rank", "younger")
 
@@ -125,5 +126,5 @@ class EvictionOrders:
         for line, length in enumerate(self.lengths):
             slots = list(self.line(line))
             places = [self._capacity + line, *slots, self._capacity + line]
-            if len(slots) != length or any(self.older[b] != a for a, b in zip(places, places[1:], strict=False)):
+            if len(slots) != length or any(self.older[b] != a for a, b in pairwise(places)):
                 raise RuntimeError(f"line {line} has {slots}, {length} long, linked back otherwise")

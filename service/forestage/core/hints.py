@@ -17,6 +17,7 @@ __all__ = [
     "HintOutcome",
     "Verdict",
     "judge_demotion",
+    "judge_expectation",
     "judge_job",
     "judge_pin",
 ]
@@ -31,6 +32,7 @@ class HintKind(StrEnum):
     PREFETCH = "prefetch"
     PIN = "pin"
     RETAIN = "retain"
+    EXPECT = "expect"
     RELEASE = "release"
     DEMOTE = "demote"
     UNKNOWN = "unknown"
@@ -105,6 +107,15 @@ def judge_pin(lengths: Lengths) -> Verdict:
     if lengths.stored < lengths.requested:
         return Verdict(HintOutcome.MISSING, "not_resident")
     return Verdict(HintOutcome.ACCEPTED)
+
+
+def judge_expectation(expected: int, marked: int, room: int) -> Verdict:
+    """Say how much of an expected prefix is evicted last: of its pages so many, with room for so many more."""
+    if marked == expected:
+        return Verdict(HintOutcome.ACCEPTED)
+    if room:
+        return Verdict(HintOutcome.MISSING, "not_resident")
+    return Verdict(HintOutcome.CLIPPED, Reason.HOST_CAPACITY.value)
 
 
 def judge_demotion(demoted: int, kept: int) -> Verdict:

@@ -2,10 +2,10 @@
 
 Law: `find(key)` and `key_of(slot)` are inverse; a slot is evictable exactly if it is resident and nobody holds it.
 
-Order of eviction: by what a page has shown to be worth (core.eviction), then least recently used chain first, and within
-a chain the deepest page first. Holding takes a page out of the order; releasing puts it back. A prefix is released from
-its deepest page to its first, so an ancestor always goes after its descendants and no eviction leaves a page that
-nothing leads to.
+Order of eviction: by what a page has shown to be worth (core.eviction), then least recently used chain first, and
+within a chain the deepest page first. Holding takes a page out of the order; releasing puts it back. A prefix is
+released from its deepest page to its first, so an ancestor always goes after its descendants and no eviction leaves a
+page that nothing leads to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,10 +14,6 @@ from forestage.core.eviction import AGAIN, LINES, NEW, PASSING, SEEN, UNDECIDED,
 from forestage.core.reuse import ReuseDistances, SeenPages
 
 __all__ = ["PageIndex"]
-
-#: While the pool is too small for what comes back, one new page in so many is kept all the same: what is wanted again
-#: much later than others is found by that alone.
-_KEPT_OF_NEW = 20
 
 
 class PageIndex:
@@ -37,7 +33,6 @@ class PageIndex:
         self._sampled = bytearray(capacity)  # its way back is looked at
         seen = SeenPages(capacity)
         self._reuse = [ReuseDistances(seen, account) for account in range(accounts)]
-        self._allowance = [0.0] * accounts  # new pages that may still be kept
         self.evicted = 0
         self.used = 0
         self.unused = 0
@@ -189,17 +184,10 @@ class PageIndex:
             orders.trim(account, self._size_of(account))
 
     def _decide(self, slots: Sequence[int]) -> int:
-        """Rank new pages that are released together: as kept, unless there are too many such and none is known."""
-        account = self._account[slots[0]]
+        """Rank new pages that are released together: as kept or not, all of them."""
         ranks = [self._rank[slot] for slot in slots]
-        if SEEN in ranks or not self._reuse[account].selective:
-            return NEW
-        pages = ranks.count(UNDECIDED)
-        self._allowance[account] += pages / _KEPT_OF_NEW
-        if self._allowance[account] <= 0:
-            return PASSING
-        self._allowance[account] -= pages
-        return NEW
+        pages = ranks.count(UNDECIDED) + ranks.count(SEEN)
+        return NEW if self._reuse[self._account[slots[0]]].keeps(pages, SEEN in ranks) else PASSING
 
     def _size_of(self, account: int) -> int:
         """Return how many slots the pages of an account compete for."""

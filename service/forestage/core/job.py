@@ -17,6 +17,7 @@ from forestage.core.timeline import Event, Timeline
 if TYPE_CHECKING:
     from forestage.core.leases import Lease
     from forestage.core.loads import Load
+    from forestage.core.wants import Want
 
 __all__ = ["TRANSITIONS", "Job", "JobState", "Lengths", "Outcome", "PrefetchRequest", "Reason", "Timing"]
 
@@ -170,6 +171,7 @@ class Job:
     joined_pages: set[int] = field(default_factory=set)
     totals: tuple[int, int] = (0, 0)
     lease: "Lease | None" = None
+    want: "Want | None" = None  # while it is queued
     timers: list[int] = field(default_factory=list)
     timeline: Timeline = field(default_factory=Timeline)
 

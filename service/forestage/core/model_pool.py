@@ -16,11 +16,15 @@ from forestage.core.prefix import PageStatus, PrefixMap
 from forestage.core.shared_index import SharedIndex
 from forestage.core.slots import SlotEvents, Slots, SlotState
 from forestage.core.tenants import TenantShare
+from forestage.core.wants import Wants
 
 __all__ = ["Found", "ModelPool"]
 
 #: By component: the slot of each page of a prefix, None where it is not resident.
 Found = Sequence[list[int | None]]
+
+#: What queued jobs and hints will ask for is kept in at most this part of the pool: there must be room to serve others.
+_WANTED_FRACTION = 0.8
 
 # Plain numbers: these are written once a page.
 _LOADING, _IDLE, _HELD = int(PageStatus.LOADING), int(PageStatus.IDLE), int(PageStatus.HELD)
@@ -50,6 +54,10 @@ class ModelPool:
         self._shared = [SharedIndex(capacity, shares, pinnable) for capacity, pinnable in bounds] if shares else []
         self.index: Sequence[PageIndex] = self._shared or [PageIndex(capacity) for capacity in capacities]
         self._inherited = len(shares)
+        whole = layout.every_page[0]
+        marks = [self.index[whole], *(index for c, index in enumerate(self.index) if c != whole)]
+        smallest = min(capacities[c] for c in layout.every_page)
+        self.wants = Wants(marks, max(1, int(smallest * _WANTED_FRACTION)))
         self.loads: list[dict[bytes, Load]] = [{} for _ in capacities]
         self._stalled: list[set[Load]] = [set() for _ in capacities]
         self._lent: list[set[int]] = [set() for _ in capacities]
@@ -235,6 +243,11 @@ class ModelPool:
         self._events[c].publish(load.slot, load.key, load.page)
         self.slots[c].publish(load.slot)
         self.index[c].insert(load.slot, load.key, len(load.subscribers))
+        self._arrived(c, load.key)
+
+    def _arrived(self, component: int, key: bytes) -> None:
+        if component == self.layout.every_page[0]:
+            self.wants.arrived(key)
 
     def discard(self, load: Load) -> None:
         """Give the slot of a load back; its read has ended or never begun."""
@@ -321,6 +334,7 @@ class ModelPool:
             key = keys[page]
             publish(slot, key, page, True)
             index.insert(slot, key, 1, fresh=False)
+            self._arrived(component, key)
         self.slots[component].publish_all(lent)
         self._dirty[component].update(lent)
         for _, jobs, slot in arrived:
@@ -415,6 +429,7 @@ class ModelPool:
 
     def check_integrity(self) -> None:
         """Compare slots, index and loads; raise with the numbers if the law is broken. O(capacity)."""
+        self.wants.check_integrity()
         for c, slots in enumerate(self.slots):
             slots.check_integrity()
             self.index[c].check_integrity()

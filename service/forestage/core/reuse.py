@@ -16,6 +16,12 @@ __all__ = ["REACH", "SAMPLE", "ReuseDistances", "SeenPages"]
 REACH = 8
 SAMPLE = 8
 
+#: While `selective`, this part of the new pages is kept all the same: what comes back much later than others is found
+#: by that alone.
+_KEPT_OF_NEW = 0.05
+#: The part of the pool that known pages may fill: a little is passing, and a fifth is of pages wanted again.
+_ROOM_FOR_KNOWN = 0.75
+
 _CLOCK = 0xFFFFFFFF
 _FADE = 0.98  # at each look, every half a pool: what was 17 pools ago counts half
 
@@ -33,9 +39,10 @@ class SeenPages:
 class ReuseDistances:
     """What one account's pages teach: how many are wanted again within how many pages brought since.
 
-    Keeping every new page for one turn of the pool gives hits(size) hits in `size` pages brought. Keeping one of n for n
-    turns gives hits(n * size) / n. Where that is more, the pool is too small for what comes back, and new pages should
-    make room for those that were seen before: then `selective` is true.
+    Keeping every new page for one turn of the pool gives hits(size) hits in `size` pages brought. Keeping one of n for
+    n turns gives hits(n * size) / n. Where that is more, the pool is too small for what comes back, and new pages
+    should make room for those that were seen before: then `selective` is true. Should those alone be more than fit for
+    n turns, only a part of them is kept, too.
     """
 
     def __init__(self, seen: SeenPages, account: int = 0) -> None:
@@ -44,7 +51,11 @@ class ReuseDistances:
         self._clock = 0
         self._next_look = 0
         self._hits = [0.0] * 128
+        self._pages = [0.0, 0.0]  # new and known ones, as judged
+        self._allowance = [0.0, 0.0]  # of them, how many more may be kept
         self.selective = False
+        self.kept_new = 1.0
+        self.kept_known = 1.0
 
     def bring(self, key: bytes, size: int) -> bool | None:
         """Count a page that was brought to an account of `size` slots.
@@ -63,6 +74,18 @@ class ReuseDistances:
         self._seen.keys[place] = checksum
         self._seen.times[place] = self._clock & _CLOCK
         return known
+
+    def keeps(self, pages: int, known: bool) -> bool:
+        """Judge pages of one prefix that were brought together: say whether to keep them, or to let them pass."""
+        self._pages[known] += pages
+        kept = self.kept_known if known else self.kept_new
+        if kept == 1.0:
+            return True
+        self._allowance[known] += pages * kept
+        if self._allowance[known] <= 0:
+            return False
+        self._allowance[known] -= pages
+        return True
 
     def want_again(self, key: bytes, size: int) -> None:
         """Count the first time that a page is wanted after it was brought, from the pool."""
@@ -93,6 +116,10 @@ class ReuseDistances:
                 best, best_reach = hits / max(reach, size), max(reach, size)
             self._hits[bucket] = count * _FADE
         self.selective = best_reach > 1.42 * size  # less than half an octave says nothing
+        known_for_that_long = best_reach * self._pages[1] / max(1.0, sum(self._pages))
+        self.kept_new = _KEPT_OF_NEW if self.selective else 1.0
+        self.kept_known = min(1.0, _ROOM_FOR_KNOWN * size / max(1.0, known_for_that_long)) if self.selective else 1.0
+        self._pages = [pages * _FADE for pages in self._pages]
 
 
 def _bucket(distance: int) -> int:

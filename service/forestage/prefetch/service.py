@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from forestage.core.engine import Engine
 from forestage.core.errors import NotFoundError, StorageUnavailableError
+from forestage.core.expectations import Expectation
 from forestage.core.hints import HintCounts
 from forestage.core.job import Job, Lengths, PrefetchRequest, Reason
 from forestage.core.leases import Lease
@@ -245,6 +246,23 @@ class PrefetchService:
     def knows_pin(self, pin_id: str, tenant: str | None = None) -> bool:
         """Say whether there is a pin of this id, and it is the tenant's where one is named."""
         return self.engine.pins.knows(pin_id, self._number(tenant))
+
+    def expect(
+        self, model: str, keys: Sequence[bytes], device_pages: int, ttl_ms: int, tenant: str = DEFAULT_TENANT
+    ) -> Expectation | None:
+        """Evict a prefix last until it is asked for, at most for `ttl_ms` milliseconds; see Engine.expect."""
+        expected = self.engine.expect(model, keys, device_pages, ttl_ms / 1e3, self._clock(), tenant)
+        self._progress()
+        return expected
+
+    def expects(self, expect_id: str, tenant: str | None = None) -> bool:
+        """Say whether there is an expectation of this id, and it is the tenant's where one is named."""
+        return self.engine.expectations.knows(expect_id, self._number(tenant))
+
+    def expect_no_more(self, expect_id: str, tenant: str | None = None) -> None:
+        """End an expectation, if it is the tenant's where one is named. Idempotent."""
+        self.engine.expectations.drop(expect_id, self._number(tenant))
+        self._progress()
 
     def _number(self, tenant: str | None) -> int | None:
         return None if tenant is None else self.engine.tenants.number(tenant)
