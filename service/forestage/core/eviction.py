@@ -5,7 +5,8 @@ to want it. Lines are evicted one after another, in each the page that was idle 
 
     passing   new pages, while the pool is too small to keep all new ones (see core.reuse)
     new       pages that were kept, and those that fell out of the next line
-    again     pages that were wanted again while they were idle; a fifth of the account's slots at most
+    again     pages that were wanted again while they were idle, or not long after they left; a third of the account's
+              slots at most
     wanted    pages that a queued job or a hint will ask for (see core.wants)
 
 A page's rank is at least that of any page that was released before it in the same call, deeper pages come first, and
@@ -25,7 +26,7 @@ PASSING, NEW, AGAIN, WANTED = range(LINES)
 #: Of pages that were not released yet: not known from before, and known.
 UNDECIDED, SEEN = 3, 4
 
-_AGAIN_SHARE = 5
+_AGAIN_SHARE = 3
 
 
 class EvictionOrders:
@@ -101,7 +102,7 @@ class EvictionOrders:
         raise RuntimeError(f"account {account} has no page that can be evicted")
 
     def trim(self, account: int, size: int) -> None:
-        """Keep no more than a fifth of an account of `size` slots among the pages wanted again."""
+        """Keep no more than a third of an account of `size` slots among the pages wanted again."""
         line = LINES * account + AGAIN
         count = self.lengths[line] - max(1, size // _AGAIN_SHARE)
         if count <= 0:

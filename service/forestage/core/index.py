@@ -184,10 +184,13 @@ class PageIndex:
             orders.trim(account, self._size_of(account))
 
     def _decide(self, slots: Sequence[int]) -> int:
-        """Rank new pages that are released together: as kept or not, all of them."""
+        """Rank new pages that are released together, all alike: a page that comes back is worth more than a new one."""
         ranks = [self._rank[slot] for slot in slots]
         pages = ranks.count(UNDECIDED) + ranks.count(SEEN)
-        return NEW if self._reuse[self._account[slots[0]]].keeps(pages, SEEN in ranks) else PASSING
+        known, reuse = SEEN in ranks, self._reuse[self._account[slots[0]]]
+        if not reuse.keeps(pages, known):
+            return PASSING
+        return AGAIN if known and not reuse.selective else NEW
 
     def _size_of(self, account: int) -> int:
         """Return how many slots the pages of an account compete for."""

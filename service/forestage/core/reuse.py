@@ -19,7 +19,7 @@ SAMPLE = 8
 #: While `selective`, this part of the new pages is kept all the same: what comes back much later than others is found
 #: by that alone.
 _KEPT_OF_NEW = 0.05
-#: The part of the pool that known pages may fill: a little is passing, and a fifth is of pages wanted again.
+#: The part of the pool that known pages may fill: some pages are passing, others were wanted again.
 _ROOM_FOR_KNOWN = 0.75
 
 _CLOCK = 0xFFFFFFFF
@@ -115,7 +115,7 @@ class ReuseDistances:
             if count and hits > best * max(reach, size):
                 best, best_reach = hits / max(reach, size), max(reach, size)
             self._hits[bucket] = count * _FADE
-        self.selective = best_reach > 1.42 * size  # less than half an octave says nothing
+        self.selective = best_reach > 1.25 * size  # less than a third of an octave says nothing
         known_for_that_long = best_reach * self._pages[1] / max(1.0, sum(self._pages))
         self.kept_new = _KEPT_OF_NEW if self.selective else 1.0
         self.kept_known = min(1.0, _ROOM_FOR_KNOWN * size / max(1.0, known_for_that_long)) if self.selective else 1.0
