@@ -18,7 +18,7 @@ def plot_lines(path: Path, title: str, ticks: Sequence[str], lines: Mapping[str,
         return False
     matplotlib.use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), dpi=90)
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), dpi=75)
     for number, (name, values) in enumerate(lines.items()):
         axes.plot(ticks, values, label=name, marker="os^vDx*P"[number % 8], markersize=4, linewidth=1.2)
     axes.set_title(title, fontsize=10)

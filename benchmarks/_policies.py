@@ -1,4 +1,4 @@
-"""Policies of eviction for whole prefixes, without time or I/O: those of the literature, Belady's, and the service's own.
+"""Policies of eviction for whole prefixes, without time or I/O: those of the literature, Belady's, the service's own.
 
 Each serves one request after another: what is missing is brought, whatever has to go for it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from forestage.core.index import PageIndex
 from forestage.core.wants import Want, Wants
 
-__all__ = ["POLICIES", "Core", "NaiveHints", "Policy", "hinted", "hits_of"]
+__all__ = ["POLICIES", "Policy", "hits_of"]
 
 Keys = tuple[bytes, ...]
 
@@ -240,6 +240,16 @@ class Belady(Policy):
             heapq.heappush(self.heap, (-when, -page, key))
 
 
+class _Resident(Container[bytes]):
+    """The keys of an index."""
+
+    def __init__(self, index: PageIndex) -> None:
+        self._find = index.find
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, bytes) and self._find(key) >= 0
+
+
 class Core(Policy):
     """What the service does: core.index, as a job uses it that holds its prefix and releases it at once."""
 
@@ -248,7 +258,7 @@ class Core(Policy):
         self.index = PageIndex(capacity)
         self.wants = Wants([self.index], max(1, int(capacity * 0.8)))
         self.free = list(range(capacity))
-        self.resident = self.index._slot_of
+        self.resident = _Resident(self.index)
 
     def serve(self, number: int, keys: Keys) -> None:
         index, keys = self.index, keys[: self.capacity]
@@ -281,7 +291,7 @@ class _Hinted(Core):
         self.wants.remove(met)
 
 
-def hinted(base: type[Policy], ahead: int) -> Callable[[int, Sequence[Keys]], Policy]:
+def _hinted(base: type[Policy], ahead: int) -> Callable[[int, Sequence[Keys]], Policy]:
     """Return a policy that knows so many requests ahead."""
     return type(base.__name__, (base,), {"AHEAD": ahead})
 
@@ -293,6 +303,6 @@ POLICIES: dict[str, Callable[[int, Sequence[Keys]], Policy]] = {
     "SLRU 80 %": Slru,
     "aged LFU": AgedLfu,
     "forestage": Core,
-    **{f"LRU, naive hints {ahead} ahead": hinted(NaiveHints, ahead) for ahead in (30, 100, 300)},
-    **{f"forestage, hints {ahead} ahead": hinted(_Hinted, ahead) for ahead in (30, 100, 300)},
+    **{f"LRU, naive hints {ahead} ahead": _hinted(NaiveHints, ahead) for ahead in (30, 100, 300)},
+    **{f"forestage, hints {ahead} ahead": _hinted(_Hinted, ahead) for ahead in (30, 100, 300)},
 }
