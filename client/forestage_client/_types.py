@@ -302,8 +302,8 @@ class HintedAction:
     """What became of one hint. `reason` is None where `outcome` is "accepted"; `detail` explains a rejection.
 
     The members behind them are there for the actions that have them: `request_id` to `pages` for a prefetch, which may
-    still be running; `pin_id`, `expires_in_ms` and `pages` for a pin; `expect_id`, `expires_in_ms` and `marked`
-    (pages) for an expectation; `demoted` and `kept` for a demotion. `keys` are those of the prompt, if it asked to include them.
+    still be running; `pin_id`, `expires_in_ms` and `pages` for a pin; `expect_id`, `expires_in_ms` and `marked` (pages)
+    for an expectation; `demoted` and `kept` for a demotion. `keys` are those of the prompt, if it asked to include them.
     """
 
     action_id: str

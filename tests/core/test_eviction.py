@@ -83,7 +83,7 @@ class Pool:
         """Return how many leading pages were resident."""
         index = self.index
         slots = [index.find(key) for key in keys]
-        host = index.resident_run(keys, 0)
+        host = slots.index(-1) if -1 in slots else len(slots)
         index.hold([slot for slot in slots if slot >= 0], again=True)
         missing = sum(slot < 0 for slot in slots) - len(self.free)
         self.free += index.evict(max(0, missing))
