@@ -303,7 +303,7 @@ class HintedAction:
 
     The members behind them are there for the actions that have them: `request_id` to `pages` for a prefetch, which may
     still be running; `pin_id`, `expires_in_ms` and `pages` for a pin; `expect_id`, `expires_in_ms` and `marked` (pages)
-    for an expectation; `demoted` and `kept` for a demotion. `keys` are those of the prompt, if it asked to include them.
+    for an expectation; `demoted` and `kept` for a demotion. `keys` are those of the prompt, if it asked to have them.
     """
 
     action_id: str
