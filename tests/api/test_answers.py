@@ -235,6 +235,7 @@ async def test_info_and_probes(wire: Wire) -> None:
         "instance": wire.service.parts.pool.instance,
         "generation": 1,
         "models": ["m"],
+        "regions_uds": "",
     }
     assert (await wire.ask("GET", "/healthz")).body == {"status": "ok"}
     assert (await wire.ask("GET", "/readyz")).body == {"status": "ready", "storage": "up"}
