@@ -1,9 +1,9 @@
 """Replies that a real Redis does not give on demand, below a running service."""
 
 import asyncio
-import statistics
 import itertools
 import resource
+import statistics
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
